@@ -1,0 +1,174 @@
+"""Ordered parameters of every kernel: the contract between kernels, launcher and emulator.
+
+The kernels declare their parameters in this order, the build checks the compiled entry against
+it, the manifest carries it, and the C++ launcher and the emulator pack arguments from it. Changing
+anything here means raising :data:`ABI_VERSION`.
+"""
+
+from dataclasses import dataclass
+
+from jax_flash.spec.tile_table import BACKWARD_TILES, FORWARD_TILES
+from jax_flash.spec.variant import KernelRole, KernelVariant
+
+ABI_VERSION = 1
+"""Version of the meaning of a manifest row; the extension refuses any other."""
+
+SWIZZLE_BYTES = 128
+"""Shared-memory swizzle of every tensor map: 64 two-byte elements a row segment."""
+
+BOX_COLUMNS = SWIZZLE_BYTES // 2
+"""Columns of one tensor-map box; a wider tile is copied as several boxes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorMapArgument:
+    """A 128-byte ``CUtensorMap`` by value over a ``[..., length, heads, columns]`` operand.
+
+    Its dimensions are ``(columns, length, heads, batch)`` and its box is
+    ``(box_columns, box_rows, 1, 1)``; out-of-bounds elements read as zero.
+    """
+
+    operand: str
+    dtype: str
+    box_columns: int
+    box_rows: int
+    swizzle_bytes: int = SWIZZLE_BYTES
+
+    def as_row(self) -> tuple[str | int, ...]:
+        """The manifest's form."""
+        return (
+            "tensor_map",
+            self.operand,
+            self.dtype,
+            self.box_columns,
+            self.box_rows,
+            self.swizzle_bytes,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PointerArgument:
+    """The 8-byte address of an operand."""
+
+    operand: str
+    dtype: str
+
+    def as_row(self) -> tuple[str | int, ...]:
+        """The manifest's form."""
+        return ("pointer", self.operand, self.dtype)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScalarArgument:
+    """A 4-byte scalar: a dimension of the problem or a named attribute of the call."""
+
+    name: str
+    dtype: str = "int32"
+    """``int32`` or ``float32``."""
+
+    def as_row(self) -> tuple[str | int, ...]:
+        """The manifest's form."""
+        return (self.dtype, self.name)
+
+
+KernelArgument = TensorMapArgument | PointerArgument | ScalarArgument
+
+_LENGTHS_AND_HEADS = (
+    ScalarArgument(name="query_length"),
+    ScalarArgument(name="key_length"),
+    ScalarArgument(name="query_heads"),
+    ScalarArgument(name="key_heads"),
+)
+
+# Always passed, so that every band shares one parameter list; an absent bound's value is unused.
+_BAND = (ScalarArgument(name="band_lower"), ScalarArgument(name="band_upper"))
+
+
+def _map(operand: str, dtype: str, rows: int) -> TensorMapArgument:
+    return TensorMapArgument(
+        operand=operand, dtype=dtype, box_columns=BOX_COLUMNS, box_rows=rows
+    )
+
+
+def _forward_arguments(variant: KernelVariant) -> tuple[KernelArgument, ...]:
+    tile = FORWARD_TILES[variant.arch, variant.head_dim]
+    dtype = variant.dtype.value
+    return (
+        _map("query", dtype, tile.tile_q),
+        _map("key", dtype, tile.tile_kv),
+        _map("value", dtype, tile.tile_kv),
+        _map("output", dtype, 64),  # each consumer warpgroup stores its own 64 rows
+        PointerArgument(operand="lse", dtype="f32"),
+        ScalarArgument(name="scale_log2", dtype="float32"),
+        *_LENGTHS_AND_HEADS,
+        *_BAND,
+    )
+
+
+def _row_statistics_arguments(variant: KernelVariant) -> tuple[KernelArgument, ...]:
+    dtype = variant.dtype.value
+    return (
+        PointerArgument(operand="output", dtype=dtype),
+        PointerArgument(operand="d_output", dtype=dtype),
+        PointerArgument(operand="lse", dtype="f32"),
+        PointerArgument(operand="d_lse", dtype="f32"),
+        PointerArgument(operand="lse_log2", dtype="f32"),
+        PointerArgument(operand="delta", dtype="f32"),
+        PointerArgument(operand="dq_accumulator", dtype="f32"),
+        PointerArgument(operand="dq_semaphores", dtype="s32"),
+        ScalarArgument(name="query_length"),
+        ScalarArgument(name="query_heads"),
+    )
+
+
+def _backward_arguments(variant: KernelVariant) -> tuple[KernelArgument, ...]:
+    tile = BACKWARD_TILES[variant.arch, variant.head_dim]
+    dtype = variant.dtype.value
+    return (
+        _map("query", dtype, tile.tile_q),
+        _map("key", dtype, tile.tile_kv),
+        _map("value", dtype, tile.tile_kv),
+        _map("d_output", dtype, tile.tile_q),
+        _map("d_key", dtype, 64),  # each consumer warpgroup stores its own 64 rows
+        _map("d_value", dtype, 64),
+        PointerArgument(operand="lse_log2", dtype="f32"),
+        PointerArgument(operand="delta", dtype="f32"),
+        PointerArgument(operand="dq_accumulator", dtype="f32"),
+        PointerArgument(operand="dq_semaphores", dtype="s32"),
+        ScalarArgument(name="scale_log2", dtype="float32"),
+        ScalarArgument(name="scale", dtype="float32"),
+        *_LENGTHS_AND_HEADS,
+        *_BAND,
+    )
+
+
+def _finish_dq_arguments(variant: KernelVariant) -> tuple[KernelArgument, ...]:
+    return (
+        PointerArgument(operand="dq_accumulator", dtype="f32"),
+        PointerArgument(operand="d_query", dtype=variant.dtype.value),
+        ScalarArgument(name="scale", dtype="float32"),
+        ScalarArgument(name="query_length"),
+        ScalarArgument(name="query_heads"),
+    )
+
+
+_ARGUMENTS = {
+    KernelRole.FORWARD: _forward_arguments,
+    KernelRole.ROW_STATISTICS: _row_statistics_arguments,
+    KernelRole.BACKWARD: _backward_arguments,
+    KernelRole.FINISH_DQ: _finish_dq_arguments,
+}
+
+
+def kernel_arguments(variant: KernelVariant) -> tuple[KernelArgument, ...]:
+    """Returns the parameters of a kernel, in order."""
+    return _ARGUMENTS[variant.role](variant)
+
+
+def argument_bytes(argument: KernelArgument) -> tuple[int, int]:
+    """Returns ``(size, alignment)`` in bytes of one parameter in the kernel's parameter space."""
+    if isinstance(argument, TensorMapArgument):
+        return 128, 64
+    if isinstance(argument, PointerArgument):
+        return 8, 8
+    return 4, 4

@@ -1,0 +1,138 @@
+"""How a kernel is launched, and the buffers and kernel sequence of the two operations.
+
+A grid is a product of ``ceil(value / divisor)`` factors laid out along x, so that heads times
+batch never meet the 65,535 limit of y and z. The first factor varies fastest.
+"""
+
+from dataclasses import dataclass, replace
+
+from jax_flash.spec.arch import Arch
+from jax_flash.spec.band_mask import BandMask
+from jax_flash.spec.tile_table import BACKWARD_TILES, FORWARD_TILES
+from jax_flash.spec.variant import DType, KernelRole, KernelVariant
+
+ROW_STATISTICS_THREADS = 256
+"""Threads of a row-statistics or finish-dQ block; a block owns one query tile of one head."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GridFactor:
+    """One factor of the grid: ``ceil(value / divisor)`` of a dimension of the problem."""
+
+    value: str
+    divisor: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchPlan:
+    """Launch facts of a kernel that do not depend on the problem."""
+
+    threads: int
+    grid: tuple[GridFactor, ...]
+    cluster: tuple[int, int, int] = (1, 1, 1)
+    programmatic_launch: bool = False
+    """May start before the previous kernel on the stream has finished (it waits by itself)."""
+
+    def blocks(self, dimensions: dict[str, int]) -> int:
+        """Returns the number of blocks for named dimensions, e.g. ``{"batch": 2, ...}``."""
+        total = 1
+        for factor in self.grid:
+            total *= -(-dimensions[factor.value] // factor.divisor)
+        return total
+
+
+def launch_plan(variant: KernelVariant) -> LaunchPlan:
+    """Returns how to launch ``variant``."""
+    key = variant.arch, variant.head_dim
+    if variant.role is KernelRole.FORWARD:
+        forward = FORWARD_TILES[key]
+        tiles, threads = GridFactor(value="query_length", divisor=forward.tile_q), forward.threads
+        heads = GridFactor(value="query_heads")
+    elif variant.role is KernelRole.BACKWARD:
+        backward = BACKWARD_TILES[key]
+        tiles, threads = GridFactor(value="key_length", divisor=backward.tile_kv), backward.threads
+        heads = GridFactor(value="key_heads")
+    else:
+        backward = BACKWARD_TILES[key]
+        tiles = GridFactor(value="query_length", divisor=backward.tile_q)
+        threads = ROW_STATISTICS_THREADS
+        heads = GridFactor(value="query_heads")
+    return LaunchPlan(threads=threads, grid=(tiles, heads, GridFactor(value="batch")))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Buffer:
+    """A named result of an operation; ``axes`` follow the leading batch dimensions."""
+
+    name: str
+    dtype: str
+    """``input`` (the dtype of query), ``float32`` or ``int32``."""
+    axes: tuple[str, ...]
+    """Axis names: ``query_length``, ``key_length``, ``query_heads``, ``key_heads``, ``head_dim``,
+    ``value_head_dim``, ``padded_query_length``, ``query_tiles``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operation:
+    """A sequence of kernels that the launcher runs in one call."""
+
+    target: str
+    """Versioned name of the FFI target."""
+    kernels: tuple[KernelVariant, ...]
+    operands: tuple[str, ...]
+    results: tuple[Buffer, ...]
+    """What the caller wants first, then workspaces: never assumed to be zero."""
+    tile_q: int
+    """Queries of a tile, which ``padded_query_length`` and ``query_tiles`` are counted in."""
+
+
+def forward_operation(
+    arch: Arch, dtype: DType, head_dim: int, band: BandMask
+) -> Operation:
+    """Returns the forward operation: output and log-sum-exp."""
+    kernel = KernelVariant(
+        role=KernelRole.FORWARD, arch=arch, dtype=dtype, head_dim=head_dim, band=band
+    )
+    output_axes = ("query_length", "query_heads", "value_head_dim")
+    return Operation(
+        target="jax_flash_forward_v1",
+        kernels=(kernel,),
+        operands=("query", "key", "value"),
+        results=(
+            Buffer(name="output", dtype="input", axes=output_axes),
+            Buffer(name="lse", dtype="float32", axes=("query_length", "query_heads")),
+        ),
+        tile_q=FORWARD_TILES[arch, head_dim].tile_q,
+    )
+
+
+def backward_operation(
+    arch: Arch, dtype: DType, head_dim: int, band: BandMask, *, deterministic: bool
+) -> Operation:
+    """Returns the backward operation: row statistics, main kernel, finish-dQ."""
+
+    base = KernelVariant(
+        role=KernelRole.ROW_STATISTICS, arch=arch, dtype=dtype, head_dim=head_dim
+    )
+    row_axes = ("query_heads", "padded_query_length")
+    return Operation(
+        target="jax_flash_backward_v1",
+        kernels=(
+            base,
+            replace(base, role=KernelRole.BACKWARD, band=band, deterministic=deterministic),
+            replace(base, role=KernelRole.FINISH_DQ),
+        ),
+        operands=("query", "key", "value", "output", "lse", "d_output", "d_lse"),
+        results=(
+            Buffer(name="d_query", dtype="input", axes=("query_length", "query_heads", "head_dim")),
+            Buffer(name="d_key", dtype="input", axes=("key_length", "key_heads", "head_dim")),
+            Buffer(
+                name="d_value", dtype="input", axes=("key_length", "key_heads", "value_head_dim")
+            ),
+            Buffer(name="lse_log2", dtype="float32", axes=row_axes),
+            Buffer(name="delta", dtype="float32", axes=row_axes),
+            Buffer(name="dq_accumulator", dtype="float32", axes=(*row_axes, "head_dim")),
+            Buffer(name="dq_semaphores", dtype="int32", axes=("query_heads", "query_tiles")),
+        ),
+        tile_q=BACKWARD_TILES[arch, head_dim].tile_q,
+    )

@@ -1,0 +1,57 @@
+"""Which kernels are built, and why a problem has none: one source for build, dispatch and docs."""
+
+from itertools import product
+
+from jax_flash.spec.arch import Arch
+from jax_flash.spec.band_mask import BandMask
+from jax_flash.spec.launch_plan import backward_operation, forward_operation
+from jax_flash.spec.problem import AttentionProblem
+from jax_flash.spec.variant import DType, KernelVariant
+
+KERNEL_DTYPES = {"bfloat16": DType.BF16, "float16": DType.F16}
+"""Numpy dtype names that kernels exist for."""
+
+_HEAD_DIMS = {Arch.SM90A: (64, 128)}
+_BANDS = {Arch.SM90A: (BandMask(), BandMask(upper=True))}
+
+
+def variants_to_build(arch: Arch | None = None) -> tuple[KernelVariant, ...]:
+    """Returns every kernel to build, in a stable order, for one target or for all."""
+    variants: dict[str, KernelVariant] = {}
+    for target in Arch if arch is None else (arch,):
+        for dtype, head_dim, band in product(DType, _HEAD_DIMS[target], _BANDS[target]):
+            operations = [forward_operation(target, dtype, head_dim, band)]
+            operations += [
+                backward_operation(target, dtype, head_dim, band, deterministic=deterministic)
+                for deterministic in (False, True)
+            ]
+            for operation in operations:
+                variants |= {variant.name: variant for variant in operation.kernels}
+    return tuple(variants[name] for name in sorted(variants))
+
+
+def reasons_unsupported(problem: AttentionProblem, arch: Arch) -> tuple[str, ...]:
+    """Returns why no kernel of ``arch`` runs ``problem``; empty when one does.
+
+    Each reason is a clause that says what was given and what kernels need.
+    """
+    reasons = []
+    if problem.dtype not in KERNEL_DTYPES:
+        reasons.append(f"dtype {problem.dtype} (kernels exist for {' and '.join(KERNEL_DTYPES)})")
+    dims = _HEAD_DIMS[arch]
+    if problem.head_dim not in dims or problem.value_head_dim != problem.head_dim:
+        reasons.append(
+            f"head dimensions D={problem.head_dim}, Dv={problem.value_head_dim} "
+            f"(kernels exist for D = Dv in {dims})"
+        )
+    if problem.band not in _BANDS[arch]:
+        reasons.append("a bounded left window (kernels exist for full and causal masks)")
+    reasons += [
+        f"{feature.value} (no kernel implements it yet)"
+        for feature in sorted(problem.features, key=lambda feature: feature.value)
+    ]
+    for name in ("query_length", "key_length"):
+        # A symbolic length cannot be compared with 0; jax.export assumes dimensions of at least 1.
+        if isinstance(length := getattr(problem, name), int) and length == 0:
+            reasons.append(f"{name}=0 (kernels need at least one query and one key)")
+    return tuple(reasons)

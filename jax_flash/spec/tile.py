@@ -1,0 +1,92 @@
+"""Tile shapes of the kernels, and the shared memory they need."""
+
+from dataclasses import dataclass
+
+_WARPGROUP_ROWS = 64  # rows of one wgmma instruction
+_ELEMENT_BYTES = 2  # bf16 and f16
+_FLOAT_BYTES = 4
+
+
+def _check(condition: bool, message: str) -> None:
+    if not condition:
+        raise ValueError(message)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForwardTile:
+    """Tile of the sm_90a forward kernel: one block owns ``tile_q`` queries of one head.
+
+    Each of ``num_consumer_warpgroups`` warpgroups owns an equal share of the query rows.
+    """
+
+    head_dim: int
+    tile_q: int
+    tile_kv: int
+    num_stages: int
+    num_consumer_warpgroups: int
+
+    def __post_init__(self) -> None:
+        """Checks what the warpgroup matmul instructions require."""
+        _check(self.head_dim % 16 == 0, f"head_dim={self.head_dim} is not a multiple of 16")
+        _check(
+            self.tile_q == _WARPGROUP_ROWS * self.num_consumer_warpgroups,
+            f"tile_q={self.tile_q} is not 64 rows for each of "
+            f"{self.num_consumer_warpgroups} consumer warpgroups",
+        )
+        _check(
+            self.tile_kv % 16 == 0 and 16 <= self.tile_kv <= 256,
+            f"tile_kv={self.tile_kv} is not a multiple of 16 up to 256",
+        )
+        _check(self.num_stages >= 2, f"num_stages={self.num_stages}: overlap needs at least 2")
+
+    @property
+    def threads(self) -> int:
+        """Threads of one block: the consumers and one producer warpgroup."""
+        return 128 * (self.num_consumer_warpgroups + 1)
+
+    @property
+    def operand_bytes(self) -> int:
+        """Shared memory of Q, K and V tiles (barriers not counted)."""
+        rows = self.tile_q + 2 * self.num_stages * self.tile_kv
+        return rows * self.head_dim * _ELEMENT_BYTES
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BackwardTile:
+    """Tile of the sm_90a backward kernel: one block owns ``tile_kv`` keys of one key head.
+
+    It keeps its K and V in shared memory and dK, dV in registers, and visits the query tiles of
+    every query head of its group.
+    """
+
+    head_dim: int
+    tile_q: int
+    tile_kv: int
+    num_stages: int
+    """Stages of Q and of dO."""
+    num_consumer_warpgroups: int
+
+    def __post_init__(self) -> None:
+        """Checks what the warpgroup matmul instructions require."""
+        _check(self.head_dim % 16 == 0, f"head_dim={self.head_dim} is not a multiple of 16")
+        _check(
+            self.tile_kv == _WARPGROUP_ROWS * self.num_consumer_warpgroups,
+            f"tile_kv={self.tile_kv} is not 64 rows for each of "
+            f"{self.num_consumer_warpgroups} consumer warpgroups",
+        )
+        _check(self.tile_q % 64 == 0, f"tile_q={self.tile_q} is not a multiple of 64")
+        _check(self.num_stages >= 1, f"num_stages={self.num_stages} is not positive")
+
+    @property
+    def threads(self) -> int:
+        """Threads of one block: the consumers and one producer warpgroup."""
+        return 128 * (self.num_consumer_warpgroups + 1)
+
+    @property
+    def operand_bytes(self) -> int:
+        """Shared memory of K, V, the stages of Q and dO with their row statistics, and dS."""
+        keys = 2 * self.tile_kv * self.head_dim * _ELEMENT_BYTES
+        queries = 2 * self.num_stages * self.tile_q * self.head_dim * _ELEMENT_BYTES
+        statistics = 2 * self.num_stages * self.tile_q * _FLOAT_BYTES
+        scores = self.tile_q * self.tile_kv * _ELEMENT_BYTES
+        return keys + queries + statistics + scores
