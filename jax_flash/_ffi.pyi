@@ -1,7 +1,6 @@
 """Types of the C++ extension (sources in ffi/)."""
 
 from collections.abc import Sequence
-from types import CapsuleType
 from typing import Literal, TypeAlias
 
 # (kind, operand, dtype, box_columns, box_rows, swizzle_bytes)
@@ -15,8 +14,8 @@ KernelArgument: TypeAlias = TensorMapArgument | PointerArgument | ScalarArgument
 ABI_VERSION: int
 """Version of this interface; must equal the manifest's."""
 
-def registrations() -> dict[str, dict[str, CapsuleType]]:
-    """FFI target name -> stage ("prepare", "execute") -> handler, for `jax.ffi.register_ffi_target`."""
+def registrations() -> dict[str, dict[str, object]]:
+    """Handler capsules by FFI target name, then stage: what `jax.ffi.register_ffi_target` takes."""
 
 def add_kernel(
     name: str,
