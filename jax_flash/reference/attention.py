@@ -15,8 +15,7 @@ from jax_flash.reference.semantics import (
     align_leading_dimensions,
     check_operands,
     may_attend,
-    valid_keys,
-    valid_queries,
+    valid_positions,
 )
 
 
@@ -58,8 +57,10 @@ def attention_reference(
     semantics = align_leading_dimensions(semantics, query.ndim - 3)
     query_positions = jnp.arange(query.shape[-3], dtype=jnp.int32)
     key_positions = jnp.arange(key.shape[-3], dtype=jnp.int32)
-    query_is_valid = valid_queries(semantics, query_positions)
-    key_is_valid = valid_keys(semantics, key_positions)
+    query_is_valid = valid_positions(
+        query_positions, semantics.query_lengths, semantics.query_segment_ids
+    )
+    key_is_valid = valid_positions(key_positions, semantics.key_lengths, semantics.key_segment_ids)
     group = query.shape[-2] // key.shape[-2]
 
     # A masked pair has weight 0, but 0 * NaN is NaN: padding is erased, not only masked.

@@ -148,31 +148,25 @@ def _conjunction(conditions: list[jax.Array]) -> jax.Array | None:
     return functools.reduce(jnp.logical_and, conditions) if conditions else None
 
 
-def _valid(
+def valid_positions(
     positions: jax.Array, lengths: jax.Array | None, segment_ids: jax.Array | None
 ) -> jax.Array | None:
+    """Which queries, or which keys, are not padding.
+
+    Args:
+        positions: int32 [p].
+        lengths: aligned query or key lengths, int32 [...], or None.
+        segment_ids: aligned segment ids at these positions, int32 [..., p], or None.
+
+    Returns:
+        bool, broadcastable to [..., p], or None if all are valid.
+    """
     conditions = []
     if lengths is not None:
         conditions.append(positions < lengths[..., None])
     if segment_ids is not None:
         conditions.append(segment_ids >= 0)
     return _conjunction(conditions)
-
-
-def valid_queries(semantics: Semantics, positions: jax.Array) -> jax.Array | None:
-    """Which of the queries at `positions` [t] are not padding: bool [..., t], or None for all.
-
-    `semantics` is aligned, and its query segment ids are those of these queries.
-    """
-    return _valid(positions, semantics.query_lengths, semantics.query_segment_ids)
-
-
-def valid_keys(semantics: Semantics, positions: jax.Array) -> jax.Array | None:
-    """Which of the keys at `positions` [s] are not padding: bool [..., s], or None for all.
-
-    `semantics` is aligned, and its key segment ids are those of these keys.
-    """
-    return _valid(positions, semantics.key_lengths, semantics.key_segment_ids)
 
 
 def may_attend(
@@ -196,15 +190,15 @@ def may_attend(
             conditions.append(distance >= -left)
         if right is not None:
             conditions.append(distance <= right)
-    queries = valid_queries(semantics, query_positions)
+    query_ids, key_ids = semantics.query_segment_ids, semantics.key_segment_ids
+    queries = valid_positions(query_positions, semantics.query_lengths, query_ids)
     if queries is not None:
         conditions.append(queries[..., None, :, None])
-    keys = valid_keys(semantics, key_positions)
+    keys = valid_positions(key_positions, semantics.key_lengths, key_ids)
     if keys is not None:
         conditions.append(keys[..., None, None, :])
-    if semantics.query_segment_ids is not None and semantics.key_segment_ids is not None:
-        same = semantics.query_segment_ids[..., :, None] == semantics.key_segment_ids[..., None, :]
-        conditions.append(same[..., None, :, :])
+    if query_ids is not None and key_ids is not None:
+        conditions.append((query_ids[..., :, None] == key_ids[..., None, :])[..., None, :, :])
     if semantics.mask is not None:
         conditions.append(semantics.mask)
     return _conjunction(conditions)
