@@ -15,11 +15,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from jax_flash import flax as flax
 
+    __version__: str
+
 # The build imports `jax_flash.aot` in an environment that has the compiler but no jax.
 if importlib.util.find_spec("jax") is not None:
-    from jax_flash.api import attention
+    from jax_flash.api import Explanation, attention, explain
 
-__all__ = ["__version__", "attention", "flax"]
+__all__ = ["Explanation", "__version__", "attention", "explain", "flax"]
 
 
 def _version() -> str:

@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 from jax_flash.ops.arguments import IMPLEMENTATIONS, Arguments, Array, Call
 from jax_flash.reference.semantics import Semantics
@@ -168,7 +169,7 @@ def _check_bool(name: str, value: Any) -> None:
 
 
 def _described(value: Any) -> str:
-    if isinstance(value, jax.core.Tracer):
+    if isinstance(value, Tracer):
         return f"a traced value ({value.aval})"
     if isinstance(value, jax.Array | np.ndarray):
         return f"an array of shape {value.shape} and dtype {value.dtype}"

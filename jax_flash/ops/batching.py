@@ -1,0 +1,38 @@
+"""How operations on kernels are batched by `jax.vmap`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.custom_batching import custom_vmap
+
+
+def batch_as_leading_dimension(
+    function: Callable[..., tuple[jax.Array, ...]],
+) -> Callable[..., tuple[jax.Array, ...]]:
+    """Makes `jax.vmap` add a leading dimension to every argument and result.
+
+    The mapped axis stays an axis of its own: folding it into another by a reshape would make XLA
+    gather sharded arrays. What is not mapped is broadcast.
+
+    Args:
+        function: takes arrays with any number of leading dimensions, and returns a tuple of such.
+
+    Returns:
+        The function with that batching rule, also for nested vmaps.
+    """
+    batched = custom_vmap(function)
+
+    @batched.def_vmap
+    def _(axis_size: int, in_batched: list[bool], *operands: jax.Array) -> tuple[Any, Any]:
+        stacked = [
+            operand if is_batched else jnp.broadcast_to(operand, (axis_size, *operand.shape))
+            for operand, is_batched in zip(operands, in_batched, strict=True)
+        ]
+        results = batched(*stacked)
+        return results, tuple(True for _ in results)
+
+    return batched

@@ -1,0 +1,263 @@
+"""Decides which implementation runs a call, and keeps the reasons."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jax_flash.ops import registration
+from jax_flash.ops.arguments import Call
+from jax_flash.spec.arch import Arch, arch_of_compute_capability
+from jax_flash.spec.band_mask import Band, band_of
+from jax_flash.spec.launch_plan import Operation, backward_operation, forward_operation
+from jax_flash.spec.problem import AttentionProblem, Feature
+from jax_flash.spec.support import KERNEL_DTYPES, reasons_unsupported
+
+_DETERMINISTIC_FLAG = "--xla_gpu_deterministic_ops"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelCall:
+    """What the kernels need besides arrays; hashable, part of every jit key."""
+
+    forward: Operation
+    backward: Operation
+    scale: float
+    band: Band
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Route:
+    """Which implementation runs where; hashable, part of every jit key.
+
+    Attributes:
+        kernels: what to call when lowered for CUDA; None for plain JAX there, too.
+        cuda_only: refuse to be lowered for any other platform.
+        query_offset: the static offset, for plain JAX.
+    """
+
+    kernels: KernelCall | None = None
+    cuda_only: bool = False
+    query_offset: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """The architecture whose kernels a computation lowered for CUDA would call."""
+
+    arch: Arch | None
+    description: str
+    error: str = ""
+    """Why there are no kernels for it; empty when there are."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """A route, and why it is not the other one.
+
+    Attributes:
+        route: where the call goes.
+        target: None when the implementation named by the caller needs no target.
+        problem: the call as kernels see it.
+        reasons: why no kernel runs the call; empty when kernels do, or when "xla" was asked for.
+        unavailable: whether the reason is the installation and not the call.
+    """
+
+    route: Route
+    target: Target | None = None
+    problem: AttentionProblem
+    reasons: tuple[str, ...] = ()
+    unavailable: bool = False
+
+
+def choose(call: Call) -> Route:
+    """Returns the route of a call.
+
+    Raises:
+      NotImplementedError: `implementation` names one that cannot run the call; all reasons given.
+      RuntimeError: `implementation` is "cuda" and the kernels are not installed.
+    """
+    decision = decide(call)
+    if call.implementation == "cuda" and decision.reasons:
+        reasons = "; ".join(decision.reasons)
+        others = 'implementation=None (kernels where they apply, else plain JAX) or "xla"'
+        if decision.unavailable:
+            raise RuntimeError(
+                f'implementation="cuda" is not available: {reasons} Or pass {others}.'
+            )
+        raise NotImplementedError(
+            f'implementation="cuda" cannot run this call: {reasons}. Change what is named here, or '
+            f"pass {others}."
+        )
+    return decision.route
+
+
+def decide(call: Call) -> Decision:
+    """Returns the route of a call with the reasons for it.
+
+    A call without any query, key, head or batch element has nothing for a kernel to do; plain JAX
+    gives its result on every implementation.
+
+    Raises:
+      NotImplementedError: `implementation` is "emulate".
+    """
+    problem = problem_of(call)
+    plain = Route(cuda_only=call.implementation == "cuda", query_offset=call.query_offset)
+    if call.implementation == "emulate":
+        raise NotImplementedError(
+            'implementation="emulate" (kernels on an emulated GPU) does not exist yet. Use "xla" '
+            'on a machine without a GPU, or "cuda" on one with a GPU.'
+        )
+    if call.implementation == "xla":
+        return Decision(route=plain, problem=problem)
+    if error := registration.REGISTRATION.error:
+        return Decision(route=plain, problem=problem, reasons=(error,), unavailable=True)
+    target = find_target()
+    if target.arch is None or target.error:
+        return Decision(route=plain, target=target, problem=problem, reasons=(target.error,))
+    reasons = _reasons_unsupported(call, problem, target.arch)
+    if reasons:
+        return Decision(route=plain, target=target, problem=problem, reasons=reasons)
+    kernels = _kernel_call(call, problem, target.arch)
+    if missing := _missing_kernels(kernels):
+        return Decision(route=plain, target=target, problem=problem, reasons=missing)
+    if _is_empty(call):
+        return Decision(route=plain, target=target, problem=problem)
+    return Decision(route=replace(plain, kernels=kernels), target=target, problem=problem)
+
+
+def problem_of(call: Call) -> AttentionProblem:
+    """Returns what of a call decides which kernel runs it."""
+    semantics = call.semantics
+    features = {
+        Feature.QUERY_OFFSET_ARRAY: semantics.query_offset,
+        Feature.QUERY_LENGTHS: semantics.query_lengths,
+        Feature.KEY_LENGTHS: semantics.key_lengths,
+        Feature.SEGMENT_IDS: semantics.query_segment_ids,
+        Feature.SOFT_CAP: semantics.soft_cap,
+        Feature.SINKS: semantics.sinks,
+        Feature.BIAS: semantics.bias,
+        Feature.MASK: semantics.mask,
+    }
+    *_, query_length, query_heads, head_dim = call.query.shape
+    *_, key_length, key_heads, value_head_dim = call.value.shape
+    return AttentionProblem(
+        dtype=jnp.dtype(call.query.dtype).name,
+        query_length=query_length,
+        key_length=key_length,
+        query_heads=query_heads,
+        key_heads=key_heads,
+        head_dim=head_dim,
+        value_head_dim=value_head_dim,
+        band=_band(call).mask,
+        features=frozenset(name for name, value in features.items() if value is not None),
+        deterministic_bwd=call.deterministic_bwd or xla_is_deterministic(),
+    )
+
+
+def xla_is_deterministic() -> bool:
+    """Whether XLA_FLAGS asks for deterministic GPU operations."""
+    value = "false"
+    for flag in os.environ.get("XLA_FLAGS", "").split():
+        if flag == _DETERMINISTIC_FLAG:
+            value = "true"
+        elif flag.startswith(f"{_DETERMINISTIC_FLAG}="):
+            value = flag.partition("=")[2].lower()
+    return value in ("true", "1")
+
+
+def find_target() -> Target:
+    """Returns the architecture of the first local CUDA device.
+
+    Where this process sees none, computations may still be lowered for CUDA: then it is the first
+    architecture that there are cubins for.
+    """
+    built = {name.partition("/")[0] for name in registration.REGISTRATION.kernels}
+    archs = [arch for arch in Arch if arch.value in built]
+    there_are = f"there are cubins for {', '.join(sorted(built)) or 'no architecture'}"
+    devices = _cuda_devices()
+    if not devices:
+        if not archs:
+            return Target(arch=None, description="no CUDA device", error=there_are)
+        return Target(
+            arch=archs[0], description=f"no CUDA device in this process, so {archs[0].value}"
+        )
+    device = devices[0]
+    capability = str(getattr(device, "compute_capability", "unknown"))
+    description = f"{device.device_kind} with compute capability {capability}"
+    numbers = [int(part) if part.isdigit() else -1 for part in capability.split(".")]
+    arch = arch_of_compute_capability(*numbers) if len(numbers) == 2 else None
+    if arch not in archs:
+        return Target(
+            arch=None,
+            description=description,
+            error=f"the device is a {description}, and {there_are}",
+        )
+    return Target(arch=arch, description=description)
+
+
+def default_backend_is_cuda() -> bool:
+    """Whether this process runs computations on CUDA unless told otherwise."""
+    return jax.default_backend() in ("gpu", "cuda") and bool(_cuda_devices())
+
+
+def _cuda_devices() -> list[Any]:
+    try:
+        return jax.local_devices(backend="cuda")
+    except RuntimeError:  # this process has no such backend
+        return []
+
+
+def _band(call: Call) -> Band:
+    return band_of(
+        is_causal=call.semantics.is_causal,
+        window=call.semantics.window,
+        query_offset=call.query_offset,
+    )
+
+
+def _is_empty(call: Call) -> bool:
+    # Symbolic dimensions are at least 1.
+    sizes = (*call.query.shape[:-1], call.key.shape[-3])
+    return any(isinstance(size, int) and size == 0 for size in sizes)
+
+
+def _reasons_unsupported(call: Call, problem: AttentionProblem, arch: Arch) -> tuple[str, ...]:
+    if _is_empty(call):
+        problem = replace(problem, query_length=1, key_length=1)
+    reasons = list(reasons_unsupported(problem, arch))
+    if call.semantics.scale <= 0:
+        # Kernels take the maximum of the logits before scaling them.
+        reasons.append(f"scale={call.semantics.scale} (kernels need a scale greater than 0)")
+    return tuple(reasons)
+
+
+def _kernel_call(call: Call, problem: AttentionProblem, arch: Arch) -> KernelCall:
+    dtype = KERNEL_DTYPES[problem.dtype]
+    return KernelCall(
+        forward=forward_operation(arch, dtype, problem.head_dim, problem.band),
+        backward=backward_operation(
+            arch,
+            dtype,
+            problem.head_dim,
+            problem.band,
+            deterministic=problem.deterministic_bwd,
+        ),
+        scale=call.semantics.scale,
+        band=_band(call),
+    )
+
+
+def _missing_kernels(kernels: KernelCall) -> tuple[str, ...]:
+    names = [kernel.name for kernel in (*kernels.forward.kernels, *kernels.backward.kernels)]
+    missing = sorted(set(names) - set(registration.REGISTRATION.kernels))
+    if not missing:
+        return ()
+    return (
+        f"kernels {', '.join(missing)} are not among the cubins in "
+        f"{registration.REGISTRATION.directory} (build them with `python -m jax_flash.aot build`)",
+    )

@@ -1,0 +1,128 @@
+"""What `jax_flash.explain` returns: which implementation a call uses, and why not another."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jax_flash.ops import registration
+from jax_flash.ops.arguments import Call
+from jax_flash.ops.dispatch import Decision, default_backend_is_cuda
+from jax_flash.ops.ffi_calls import workspace_bytes
+from jax_flash.spec.launch_plan import Operation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kernel:
+    """One kernel that a call runs, in launch order."""
+
+    name: str
+    tile: Mapping[str, int]
+    """Tile sizes by name."""
+    registers: int
+    """Registers of a thread."""
+
+    def __str__(self) -> str:
+        """One line."""
+        tile = ", ".join(f"{name}={size}" for name, size in sorted(self.tile.items()))
+        return f"{self.name} ({tile}; {self.registers} registers)"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Explanation:
+    """Which implementation runs one call of `jax_flash.attention`, and why.
+
+    `print` it: the text says everything below.
+
+    Attributes:
+        implementation: what runs on the default backend of this process: `on_cuda` or `elsewhere`.
+        on_cuda: what runs when lowered for CUDA: "cuda" (kernels), "xla" (plain JAX in linear
+            memory), or "error" if the named implementation cannot run the call.
+        elsewhere: "xla", or "error" for implementation="cuda", which needs a CUDA device.
+        requested: the `implementation` argument.
+        target: the architecture and where it was learned from; empty if not looked for.
+        reasons_against_cuda: why no kernel runs the call; empty if kernels do.
+        forward: kernels of the forward pass on CUDA, in launch order.
+        backward: kernels of the backward pass on CUDA, in launch order.
+        deterministic_bwd: whether gradients have the same bits on every run on CUDA.
+        backward_workspace_bytes: bytes of device memory that the backward pass needs beside its
+            operands and gradients, with kernels; an expression if dimensions are symbolic.
+        cubins: directory of the cubins.
+    """
+
+    implementation: str
+    on_cuda: str
+    elsewhere: str
+    requested: str | None
+    target: str = ""
+    reasons_against_cuda: tuple[str, ...] = ()
+    forward: tuple[Kernel, ...] = ()
+    backward: tuple[Kernel, ...] = ()
+    deterministic_bwd: bool = True
+    backward_workspace_bytes: Any = 0
+    cubins: Path
+
+    def __str__(self) -> str:
+        """Several lines, for people."""
+        words = {"cuda": "cuda (kernels)", "xla": "xla (plain JAX)", "error": "an error"}
+        lines = [
+            f"attention(implementation={self.requested!r}):",
+            f"  on CUDA: {words[self.on_cuda]}{f'; {self.target}' if self.target else ''}",
+            f"  elsewhere: {words[self.elsewhere]}",
+            f"  on the default backend of this process: {words[self.implementation]}",
+        ]
+        lines += [f"  why no kernels: {reason}" for reason in self.reasons_against_cuda]
+        lines += [f"  forward kernel: {kernel}" for kernel in self.forward]
+        lines += [f"  backward kernel: {kernel}" for kernel in self.backward]
+        if self.on_cuda == "cuda":
+            order = "deterministic" if self.deterministic_bwd else "not deterministic"
+            lines.append(f"  backward: {order}, workspace {_number(self.backward_workspace_bytes)}")
+        lines.append(f"  cubins: {self.cubins}")
+        return "\n".join(lines)
+
+
+def explanation_of(call: Call, decision: Decision) -> Explanation:
+    """Puts a decision into words."""
+    route, kernels, reasons = decision.route, decision.route.kernels, decision.reasons
+    if call.implementation == "xla":
+        reasons = ('implementation="xla" was asked for',)
+    elif kernels is None and not reasons:
+        reasons = ("a dimension is 0, so there is nothing for a kernel to do",)
+    elsewhere = "error" if route.cuda_only else "xla"
+    on_cuda = "xla" if kernels is None else "cuda"
+    if route.cuda_only and decision.reasons:
+        on_cuda = "error"
+    shapes = {name: tuple(getattr(call, name).shape) for name in ("query", "key", "value")}
+    return Explanation(
+        implementation=on_cuda if default_backend_is_cuda() else elsewhere,
+        on_cuda=on_cuda,
+        elsewhere=elsewhere,
+        requested=call.implementation,
+        target="" if decision.target is None else decision.target.description,
+        reasons_against_cuda=reasons,
+        forward=() if kernels is None else _kernels(kernels.forward),
+        backward=() if kernels is None else _kernels(kernels.backward),
+        deterministic_bwd=kernels is None or decision.problem.deterministic_bwd,
+        backward_workspace_bytes=(
+            0 if kernels is None else workspace_bytes(kernels.backward, shapes)
+        ),
+        cubins=registration.REGISTRATION.directory,
+    )
+
+
+def _number(size: Any) -> str:
+    return f"{size:,} bytes" if isinstance(size, int) else f"{size} bytes"
+
+
+def _kernels(operation: Operation) -> tuple[Kernel, ...]:
+    entries = registration.REGISTRATION.kernels
+    return tuple(
+        Kernel(
+            name=kernel.name,
+            tile=entries[kernel.name].tile,
+            registers=entries[kernel.name].registers,
+        )
+        for kernel in operation.kernels
+    )
