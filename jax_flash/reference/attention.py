@@ -50,8 +50,8 @@ def attention_reference(
     """
     if jnp.dtype(precision_dtype) == jnp.float64 and not jax.config.read("jax_enable_x64"):
         raise ValueError(
-            "precision_dtype is float64, but 64-bit types are disabled and it would silently become "
-            "float32. Call this inside `with jax.enable_x64(True):`."
+            "precision_dtype is float64, but 64-bit types are disabled, so it would be float32. "
+            "Call this inside `with jax.enable_x64(True):`."
         )
     check_operands(query, key, value, semantics)
     semantics = align_leading_dimensions(semantics, query.ndim - 3)

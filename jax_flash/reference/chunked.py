@@ -28,7 +28,7 @@ import numpy as np
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
-from jax_flash.reference.chunked_backward import Results, chunked_backward
+from jax_flash.reference.chunked_backward import Gradients, Results, chunked_backward
 from jax_flash.reference.chunked_forward import chunked_forward
 from jax_flash.reference.semantics import Semantics, check_operands
 
@@ -101,10 +101,10 @@ def _attention_fwd(query, key, value, semantics):
 def _attention_bwd(residuals, cotangents):
     query, key, value, semantics, results = residuals
     gradients = chunked_backward(query, key, value, semantics, results, Results(*cotangents))
-    return gradients.query, gradients.key, gradients.value, cotangent_of(semantics, gradients)
+    return gradients.query, gradients.key, gradients.value, _cotangent_of(semantics, gradients)
 
 
-def cotangent_of(semantics: Semantics, gradients) -> Semantics:
+def _cotangent_of(semantics: Semantics, gradients: Gradients) -> Semantics:
     """The record as a cotangent: gradients of bias and sinks, float0 zeros for the rest."""
 
     def no_gradient(array):

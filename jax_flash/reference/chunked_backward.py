@@ -14,7 +14,14 @@ import jax.numpy as jnp
 
 from jax_flash.reference.chunked_forward import forward_without_pairs
 from jax_flash.reference.semantics import Semantics
-from jax_flash.reference.tiled_call import TiledCall, dot, finite_shift, split_heads, sum_dtype
+from jax_flash.reference.tiled_call import (
+    TiledCall,
+    dot,
+    finite_shift,
+    repeat_last,
+    split_heads,
+    sum_dtype,
+)
 from jax_flash.reference.tiling import Index
 
 
@@ -114,12 +121,14 @@ def chunked_backward(
         for x in (results, cotangents)
     )
 
+    bias, sinks = call.semantics.bias, call.sinks
+
     def visit(i: Index, state: tuple) -> tuple:
         d_query, d_key, d_value, d_bias, d_sinks = state
         rows = _read_rows(call, i, results, cotangents)
-        if d_sinks is not None:
-            d_sinks = d_sinks + _sinks_gradient(call, i, results.lse, rows.delta)
-        zeros = jnp.zeros_like(rows.q, dtype, (*rows.delta.shape, query.shape[-1]))
+        if sinks is not None:
+            d_sinks = d_sinks + _sinks_gradient(call, i, sinks, results.lse, rows.delta)
+        zeros = repeat_last(jnp.zeros_like(rows.delta), query.shape[-1])
         sums = call.keys.loop(
             lambda j, sums: _add_pair(call, i, j, rows, sums),
             _Sums(zeros, d_key, d_value, d_bias),
@@ -133,7 +142,6 @@ def chunked_backward(
         d_query = call.queries.write(d_query, tile_d_query, i, -4)
         return d_query, sums.key, sums.value, sums.bias, d_sinks
 
-    bias, sinks = call.semantics.bias, call.sinks
     d_query, d_key, d_value, d_bias, d_sinks = call.queries.loop(
         visit,
         (
@@ -148,12 +156,14 @@ def chunked_backward(
         query=d_query.reshape(query.shape),
         key=(semantics.scale * d_key).astype(key.dtype),
         value=d_value.astype(value.dtype),
-        bias=None if d_bias is None else _like(d_bias, semantics.bias),
-        sinks=None if d_sinks is None else _like(d_sinks, semantics.sinks),
+        bias=_like(d_bias, semantics.bias),
+        sinks=_like(d_sinks, semantics.sinks),
     )
 
 
-def _like(array: jax.Array, operand: jax.Array) -> jax.Array:
+def _like(array: jax.Array | None, operand: jax.Array | None) -> jax.Array | None:
+    if array is None or operand is None:
+        return None
     return array.reshape(operand.shape).astype(operand.dtype)
 
 
@@ -174,14 +184,16 @@ def _read_rows(call: TiledCall, i: Index, results: Results, cotangents: Results)
     )
 
 
-def _sinks_gradient(call: TiledCall, i: Index, lse: jax.Array, delta: jax.Array) -> jax.Array:
+def _sinks_gradient(
+    call: TiledCall, i: Index, sinks: jax.Array, lse: jax.Array, delta: jax.Array
+) -> jax.Array:
     """What query tile i adds to the gradient of the sinks: [K, G, 1]."""
     lse = jnp.moveaxis(call.queries.read(lse, i, -3), -3, -1)
     counts = lse != -jnp.inf
     owned = call.queries.owned(i)
     if owned is not None:
         counts = counts & owned
-    weights = jnp.exp(call.sinks - finite_shift(lse))
+    weights = jnp.exp(sinks - finite_shift(lse))
     terms = jnp.where(counts, -weights * delta, 0)
     return jnp.sum(terms, axis=(*range(terms.ndim - 3), -1))[..., None]
 

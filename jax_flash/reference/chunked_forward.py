@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from jax_flash.reference.attention import attention_reference
 from jax_flash.reference.semantics import Semantics
-from jax_flash.reference.tiled_call import TiledCall, dot, finite_shift, sum_dtype
+from jax_flash.reference.tiled_call import TiledCall, dot, finite_shift, repeat_last, sum_dtype
 from jax_flash.reference.tiling import Index
 
 
@@ -28,13 +28,9 @@ def chunked_forward(
             call.queries.write(lse, tile_lse, i, -3),
         )
 
-    rows = call.query.shape[:-1]
+    rows = jnp.zeros_like(call.query[..., 0])
     output, lse = call.queries.loop(
-        visit,
-        (
-            jnp.zeros_like(query, shape=(*rows, value.shape[-1])),
-            jnp.zeros_like(query, sum_dtype(query), rows),
-        ),
+        visit, (repeat_last(rows, value.shape[-1]), rows.astype(sum_dtype(query)))
     )
     return output.reshape(*query.shape[:-1], value.shape[-1]), lse.reshape(query.shape[:-1])
 
@@ -52,8 +48,7 @@ def forward_without_pairs(
 def _attend(call: TiledCall, i: Index) -> tuple[jax.Array, jax.Array]:
     """Output [..., t, K, G, Dv] and log-sum-exp [..., t, K, G] of query tile i."""
     q = call.read_query(i)
-    dtype = sum_dtype(q)
-    rows = (*q.shape[:-4], *q.shape[-3:-1], q.shape[-4])
+    rows = jnp.moveaxis(jnp.zeros_like(q[..., 0], sum_dtype(q)), -3, -1)
 
     def visit(j: Index, state: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
         maximum, denominator, weighted = state
@@ -70,14 +65,10 @@ def _attend(call: TiledCall, i: Index) -> tuple[jax.Array, jax.Array]:
             rescale[..., None] * weighted + product,
         )
 
-    # Made from q, the initial values vary over the same shard_map axes as the results.
+    # Made from q, the initial values have the sharding and the varying axes of the results.
     maximum, denominator, weighted = call.keys.loop(
         visit,
-        (
-            jnp.full_like(q, -jnp.inf, dtype, rows),
-            jnp.zeros_like(q, dtype, rows),
-            jnp.zeros_like(q, dtype, (*rows, call.value.shape[-1])),
-        ),
+        (jnp.full_like(rows, -jnp.inf), rows, repeat_last(rows, call.value.shape[-1])),
         call.key_tiles(i),
     )
     shift = finite_shift(maximum)

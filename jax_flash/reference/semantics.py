@@ -129,7 +129,8 @@ def align_leading_dimensions(semantics: Semantics, leading: int) -> Semantics:
         return array.reshape((1,) * missing + array.shape)
 
     def align_integers(array, trailing: int):
-        return None if array is None else align(array, trailing).astype(jnp.int32)
+        array = align(array, trailing)
+        return None if array is None else array.astype(jnp.int32)
 
     return replace(
         semantics,

@@ -44,6 +44,11 @@ def finite_shift(maximum: jax.Array) -> jax.Array:
     return jnp.where(maximum == -jnp.inf, 0, maximum)
 
 
+def repeat_last(array: jax.Array, size: int) -> jax.Array:
+    """Adds a last axis of `size` equal entries."""
+    return jnp.broadcast_to(array[..., None], (*array.shape, size))
+
+
 def split_heads(array: jax.Array, axis: int, key_heads: int) -> jax.Array:
     """Splits the query heads on `axis` < 0 into [K, G]; 1 head, for all, becomes [1, 1]."""
     heads = array.shape[axis]
