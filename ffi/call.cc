@@ -118,7 +118,8 @@ ffi::Error Call::ParseBuffers(const ffi::RemainingArgs& operands, const ffi::Rem
   if (operand_names.has_error()) return operand_names.error();
   ffi::ErrorOr<std::string_view> result_names = StringAttribute(attributes, "results");
   if (result_names.has_error()) return result_names.error();
-  if (CountNames(*operand_names) != operands.size() || CountNames(*result_names) != results.size()) {
+  if (CountNames(*operand_names) != operands.size() ||
+      CountNames(*result_names) != results.size()) {
     return InvalidArgument(Concat("the call has ", operands.size(), " operands and ",
                                   results.size(), " results, but the attributes name ",
                                   CountNames(*operand_names), " (", *operand_names, ") and ",
@@ -233,7 +234,8 @@ ffi::Error Call::AddValue(std::string_view name, Value value) {
     return InvalidArgument(
         Concat("attribute ", name, " has the name of a value that the operands' shapes give"));
   }
-  if (value_count_ == kMaxValues) return InvalidArgument(Concat("more than ", kMaxValues, " values"));
+  if (value_count_ == kMaxValues)
+    return InvalidArgument(Concat("more than ", kMaxValues, " values"));
   values_[value_count_++] = NamedValue{name, value};
   return ffi::Error::Success();
 }

@@ -5,8 +5,8 @@
 //   kernels   names in the kernel table, comma separated, in launch order.
 //   operands  a name for each operand, comma separated; results likewise.
 //   others    i32, i64 or f32: values that kernel arguments and grids may refer to.
-// An operand named query [..., T, N, D], key [..., S, K, D] or value [..., S, K, Dv] adds the values
-// that its shape gives: batch (the product of the leading dimensions), query_length (T),
+// An operand named query [..., T, N, D], key [..., S, K, D] or value [..., S, K, Dv] adds the
+// values that its shape gives: batch (the product of the leading dimensions), query_length (T),
 // query_heads (N), key_length (S), key_heads (K), head_dim (D) and value_head_dim (Dv).
 
 #ifndef JAX_FLASH_FFI_CALL_H_

@@ -1,6 +1,6 @@
-// The part of the CUDA driver's binary interface that jax_flash uses, declared here so that building
-// needs no CUDA toolkit. Field order, sizes and numbers are the driver's; ffi/tests/cuda_abi_test.cc
-// compares every one of them with cuda.h where a toolkit is installed.
+// The part of the CUDA driver's binary interface that jax_flash uses, declared here so that
+// building needs no CUDA toolkit. Field order, sizes and numbers are the driver's;
+// ffi/tests/cuda_abi_test.cc compares every one of them with cuda.h where a toolkit is installed.
 
 #ifndef JAX_FLASH_FFI_CUDA_DRIVER_TYPES_H_
 #define JAX_FLASH_FFI_CUDA_DRIVER_TYPES_H_

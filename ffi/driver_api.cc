@@ -36,15 +36,16 @@ DriverApi DriverApi::Load(const char* path) {
   }
   auto get_proc_address = reinterpret_cast<GetProcAddress>(dlsym(library, "cuGetProcAddress_v2"));
   if (get_proc_address == nullptr) {
-    api.error = std::string(path) + " lacks cuGetProcAddress_v2: a driver for CUDA 12.0 or later is required";
+    api.error = std::string(path) +
+                " lacks cuGetProcAddress_v2: a driver for CUDA 12.0 or later is required";
     return api;
   }
 
-#define JAX_FLASH_REQUIRED(function, version)                                             \
-  if (!Resolve(get_proc_address, #function, version, &api.function)) {                    \
-    api.error = std::string(path) + " lacks " #function                                   \
-                ": a driver for CUDA 12.0 or later is required";                          \
-    return api;                                                                           \
+#define JAX_FLASH_REQUIRED(function, version)                                                    \
+  if (!Resolve(get_proc_address, #function, version, &api.function)) {                           \
+    api.error =                                                                                  \
+        std::string(path) + " lacks " #function ": a driver for CUDA 12.0 or later is required"; \
+    return api;                                                                                  \
   }
   JAX_FLASH_REQUIRED(cuGetErrorName, 6000)
   JAX_FLASH_REQUIRED(cuGetErrorString, 6000)

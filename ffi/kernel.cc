@@ -43,9 +43,9 @@ ffi::Error ReadCubin(const KernelSpec& spec, std::string* cubin) {
   if (digest != spec.sha256) {
     return MakeError(
         ffi::ErrorCode::kDataLoss,
-        Concat("cubin ", spec.path, " (", cubin->size(), " bytes) is not the file that the manifest",
-               " lists: expected sha256 ", spec.sha256, ", got ", digest, ": ", kRemedy,
-               " [kernel ", spec.name, "]"));
+        Concat("cubin ", spec.path, " (", cubin->size(),
+               " bytes) is not the file that the manifest", " lists: expected sha256 ", spec.sha256,
+               ", got ", digest, ": ", kRemedy, " [kernel ", spec.name, "]"));
   }
   return ffi::Error::Success();
 }
@@ -124,8 +124,8 @@ ffi::Error Kernel::LoadCubin() {
     JAX_FLASH_RETURN_IF_DRIVER_ERROR(spec_.name, cuLibraryGetKernelCount, &count, library);
     if (count != 1) {
       return MakeError(ffi::ErrorCode::kFailedPrecondition,
-                       Concat("cubin ", spec_.path, " holds ", count, " kernels; must be 1: ",
-                              kRemedy, " [kernel ", spec_.name, "]"));
+                       Concat("cubin ", spec_.path, " holds ", count,
+                              " kernels; must be 1: ", kRemedy, " [kernel ", spec_.name, "]"));
     }
   }
   JAX_FLASH_RETURN_IF_DRIVER_ERROR(spec_.name, cuLibraryGetKernel, &kernel_, library,
@@ -179,8 +179,8 @@ ffi::Error Kernel::SetAttributes(cuda::Device device) const {
   return ffi::Error::Success();
 }
 
-// The driver would otherwise copy the code to the device at the first launch, which synchronises the
-// device and is not allowed while a graph is captured. XLA uses the primary context.
+// The driver would otherwise copy the code to the device at the first launch, which synchronises
+// the device and is not allowed while a graph is captured. XLA uses the primary context.
 ffi::Error Kernel::LoadIntoContext(cuda::Device device) const {
   cuda::Context context = nullptr;
   JAX_FLASH_RETURN_IF_DRIVER_ERROR(spec_.name, cuDevicePrimaryCtxRetain, &context, device);

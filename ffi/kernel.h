@@ -29,12 +29,13 @@ class Kernel {
   // See ParameterOffsets.
   const std::vector<size_t>& parameter_offsets() const { return parameter_offsets_; }
 
-  // Makes the kernel ready to launch on a device: reads and checks its cubin, loads it, and sets its
-  // attributes. Done once for a device; from then on a call is one atomic read. A failure is kept,
-  // and reported again by every later call. Any number of threads may call it at once.
+  // Makes the kernel ready to launch on a device: reads and checks its cubin, loads it, and sets
+  // its attributes. Done once for a device; from then on a call is one atomic read. A failure is
+  // kept, and reported again by every later call. Any number of threads may call it at once.
   ffi::Error Prepare(int device_ordinal);
 
-  // What cuLaunchKernelEx takes, on every prepared device: the driver finds the device by the stream.
+  // What cuLaunchKernelEx takes, on every prepared device: the driver finds the device by the
+  // stream.
   cuda::Function function() const { return reinterpret_cast<cuda::Function>(kernel_); }
 
  private:

@@ -1,5 +1,5 @@
-// What the manifest says of one kernel: where its cubin is, how it is launched, and what each of its
-// parameters is made from.
+// What the manifest says of one kernel: where its cubin is, how it is launched, and what each of
+// its parameters is made from.
 
 #ifndef JAX_FLASH_FFI_KERNEL_SPEC_H_
 #define JAX_FLASH_FFI_KERNEL_SPEC_H_

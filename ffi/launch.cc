@@ -41,8 +41,8 @@ ffi::Error EvaluateGrid(const Call& call, const KernelSpec& kernel, uint32_t* gr
   const int64_t cluster = kernel.cluster[0];
   const int64_t rounded = (blocks + cluster - 1) / cluster * cluster;
   if (rounded > kMaxGridX) {
-    return InvalidArgument(Concat("grid of ", rounded, " blocks; must be in [1, 2^31) [kernel ",
-                                  kernel.name, "]"));
+    return InvalidArgument(
+        Concat("grid of ", rounded, " blocks; must be in [1, 2^31) [kernel ", kernel.name, "]"));
   }
   *grid_x = static_cast<uint32_t>(rounded);
   return ffi::Error::Success();

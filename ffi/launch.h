@@ -10,8 +10,8 @@
 
 namespace jax_flash {
 
-// Launches a prepared kernel on `stream`. Allocates nothing, takes no lock and waits for nothing, so
-// that it may run while the stream is captured into a graph.
+// Launches a prepared kernel on `stream`. Allocates nothing, takes no lock and waits for nothing,
+// so that it may run while the stream is captured into a graph.
 ffi::Error Launch(const Call& call, const Kernel& kernel, cuda::Stream stream);
 
 }  // namespace jax_flash

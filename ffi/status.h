@@ -46,9 +46,9 @@ ffi::Error DriverError(std::string_view operation, cuda::Result result, std::str
   if (::xla::ffi::Error error_ = (expression); error_.failure()) return error_
 
 // For calls of a DriverApi function by its name.
-#define JAX_FLASH_RETURN_IF_DRIVER_ERROR(kernel, function, ...)                              \
+#define JAX_FLASH_RETURN_IF_DRIVER_ERROR(kernel, function, ...)                                \
   if (::jax_flash::cuda::Result result_ = ::jax_flash::DriverApi::Get().function(__VA_ARGS__); \
-      result_ != ::jax_flash::cuda::Result::kSuccess)                                        \
+      result_ != ::jax_flash::cuda::Result::kSuccess)                                          \
   return ::jax_flash::DriverError(#function, result_, kernel)
 
 #endif  // JAX_FLASH_FFI_STATUS_H_
