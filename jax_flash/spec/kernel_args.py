@@ -7,6 +7,7 @@ anything here means raising :data:`ABI_VERSION`.
 
 from dataclasses import dataclass
 
+from jax_flash.spec.tile import WARPGROUP_ROWS
 from jax_flash.spec.tile_table import BACKWARD_TILES, FORWARD_TILES
 from jax_flash.spec.variant import KernelRole, KernelVariant
 
@@ -94,10 +95,10 @@ def _forward_arguments(variant: KernelVariant) -> tuple[KernelArgument, ...]:
     tile = FORWARD_TILES[variant.arch, variant.head_dim]
     dtype = variant.dtype.value
     return (
-        _map("query", dtype, tile.tile_q),
+        _map("query", dtype, WARPGROUP_ROWS),
         _map("key", dtype, tile.tile_kv),
         _map("value", dtype, tile.tile_kv),
-        _map("output", dtype, 64),  # each consumer warpgroup stores its own 64 rows
+        _map("output", dtype, WARPGROUP_ROWS),
         PointerArgument(operand="lse", dtype="f32"),
         ScalarArgument(name="scale_log2", dtype="float32"),
         *_LENGTHS_AND_HEADS,
@@ -126,11 +127,11 @@ def _backward_arguments(variant: KernelVariant) -> tuple[KernelArgument, ...]:
     dtype = variant.dtype.value
     return (
         _map("query", dtype, tile.tile_q),
-        _map("key", dtype, tile.tile_kv),
-        _map("value", dtype, tile.tile_kv),
+        _map("key", dtype, WARPGROUP_ROWS),
+        _map("value", dtype, WARPGROUP_ROWS),
         _map("d_output", dtype, tile.tile_q),
-        _map("d_key", dtype, 64),  # each consumer warpgroup stores its own 64 rows
-        _map("d_value", dtype, 64),
+        _map("d_key", dtype, WARPGROUP_ROWS),
+        _map("d_value", dtype, WARPGROUP_ROWS),
         PointerArgument(operand="lse_log2", dtype="f32"),
         PointerArgument(operand="delta", dtype="f32"),
         PointerArgument(operand="dq_accumulator", dtype="f32"),

@@ -11,7 +11,7 @@ from jax_flash.spec.band_mask import BandMask
 from jax_flash.spec.tile_table import BACKWARD_TILES, FORWARD_TILES
 from jax_flash.spec.variant import DType, KernelRole, KernelVariant
 
-ROW_STATISTICS_THREADS = 256
+ROW_KERNEL_THREADS = 256
 """Threads of a row-statistics or finish-dQ block; a block owns one query tile of one head."""
 
 
@@ -28,6 +28,7 @@ class LaunchPlan:
     """Launch facts of a kernel that do not depend on the problem."""
 
     threads: int
+    shared_memory_bytes: int
     grid: tuple[GridFactor, ...]
     cluster: tuple[int, int, int] = (1, 1, 1)
     programmatic_launch: bool = False
@@ -44,20 +45,23 @@ class LaunchPlan:
 def launch_plan(variant: KernelVariant) -> LaunchPlan:
     """Returns how to launch ``variant``."""
     key = variant.arch, variant.head_dim
+    forward, backward = FORWARD_TILES[key], BACKWARD_TILES[key]
+    heads = GridFactor(value="query_heads")
     if variant.role is KernelRole.FORWARD:
-        forward = FORWARD_TILES[key]
-        tiles, threads = GridFactor(value="query_length", divisor=forward.tile_q), forward.threads
-        heads = GridFactor(value="query_heads")
+        tiles = GridFactor(value="query_length", divisor=forward.tile_q)
+        threads, shared_memory_bytes = forward.threads, forward.shared_memory_bytes
     elif variant.role is KernelRole.BACKWARD:
-        backward = BACKWARD_TILES[key]
-        tiles, threads = GridFactor(value="key_length", divisor=backward.tile_kv), backward.threads
+        tiles = GridFactor(value="key_length", divisor=backward.tile_kv)
         heads = GridFactor(value="key_heads")
+        threads, shared_memory_bytes = backward.threads, backward.shared_memory_bytes
     else:
-        backward = BACKWARD_TILES[key]
         tiles = GridFactor(value="query_length", divisor=backward.tile_q)
-        threads = ROW_STATISTICS_THREADS
-        heads = GridFactor(value="query_heads")
-    return LaunchPlan(threads=threads, grid=(tiles, heads, GridFactor(value="batch")))
+        threads, shared_memory_bytes = ROW_KERNEL_THREADS, 0
+    return LaunchPlan(
+        threads=threads,
+        shared_memory_bytes=shared_memory_bytes,
+        grid=(tiles, heads, GridFactor(value="batch")),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,9 +2,14 @@
 
 from dataclasses import dataclass
 
-_WARPGROUP_ROWS = 64  # rows of one wgmma instruction
+WARPGROUP_ROWS = 64
+"""Rows of one warpgroup matmul; each consumer warpgroup owns this many rows of its tile."""
+
 _ELEMENT_BYTES = 2  # bf16 and f16
 _FLOAT_BYTES = 4
+
+BARRIER_BYTES = 1024
+"""Shared memory kept for barriers; a whole swizzle repeat, so that the tiles after it are aligned."""
 
 
 def _check(condition: bool, message: str) -> None:
@@ -29,7 +34,7 @@ class ForwardTile:
         """Checks what the warpgroup matmul instructions require."""
         _check(self.head_dim % 16 == 0, f"head_dim={self.head_dim} is not a multiple of 16")
         _check(
-            self.tile_q == _WARPGROUP_ROWS * self.num_consumer_warpgroups,
+            self.tile_q == WARPGROUP_ROWS * self.num_consumer_warpgroups,
             f"tile_q={self.tile_q} is not 64 rows for each of "
             f"{self.num_consumer_warpgroups} consumer warpgroups",
         )
@@ -45,10 +50,10 @@ class ForwardTile:
         return 128 * (self.num_consumer_warpgroups + 1)
 
     @property
-    def operand_bytes(self) -> int:
-        """Shared memory of Q, K and V tiles (barriers not counted)."""
+    def shared_memory_bytes(self) -> int:
+        """Shared memory of the Q, K and V tiles and the barriers."""
         rows = self.tile_q + 2 * self.num_stages * self.tile_kv
-        return rows * self.head_dim * _ELEMENT_BYTES
+        return rows * self.head_dim * _ELEMENT_BYTES + BARRIER_BYTES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +75,7 @@ class BackwardTile:
         """Checks what the warpgroup matmul instructions require."""
         _check(self.head_dim % 16 == 0, f"head_dim={self.head_dim} is not a multiple of 16")
         _check(
-            self.tile_kv == _WARPGROUP_ROWS * self.num_consumer_warpgroups,
+            self.tile_kv == WARPGROUP_ROWS * self.num_consumer_warpgroups,
             f"tile_kv={self.tile_kv} is not 64 rows for each of "
             f"{self.num_consumer_warpgroups} consumer warpgroups",
         )
@@ -83,10 +88,11 @@ class BackwardTile:
         return 128 * (self.num_consumer_warpgroups + 1)
 
     @property
-    def operand_bytes(self) -> int:
-        """Shared memory of K, V, the stages of Q and dO with their row statistics, and dS."""
+    def shared_memory_bytes(self) -> int:
+        """Shared memory of K, V, the stages of Q and dO with their row statistics, dS twice, and
+        the barriers."""
         keys = 2 * self.tile_kv * self.head_dim * _ELEMENT_BYTES
         queries = 2 * self.num_stages * self.tile_q * self.head_dim * _ELEMENT_BYTES
         statistics = 2 * self.num_stages * self.tile_q * _FLOAT_BYTES
-        scores = self.tile_q * self.tile_kv * _ELEMENT_BYTES
-        return keys + queries + statistics + scores
+        scores = 2 * self.tile_q * self.tile_kv * _ELEMENT_BYTES
+        return keys + queries + statistics + scores + BARRIER_BYTES

@@ -18,7 +18,7 @@ FORWARD_TILES: dict[tuple[Arch, int], ForwardTile] = {
 # dK and dV (64 keys x D, twice) live in registers; S and dP are 64 keys x tile_q each.
 BACKWARD_TILES: dict[tuple[Arch, int], BackwardTile] = {
     (Arch.SM90A, 64): BackwardTile(
-        head_dim=64, tile_q=64, tile_kv=128, num_stages=2, num_consumer_warpgroups=2
+        head_dim=64, tile_q=128, tile_kv=128, num_stages=2, num_consumer_warpgroups=2
     ),
     (Arch.SM90A, 128): BackwardTile(
         head_dim=128, tile_q=64, tile_kv=128, num_stages=2, num_consumer_warpgroups=2

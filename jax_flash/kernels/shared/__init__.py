@@ -1,0 +1,1 @@
+"""Pieces of kernels that do not depend on the architecture."""

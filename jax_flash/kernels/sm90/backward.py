@@ -1,0 +1,283 @@
+"""FlashAttention backward for Hopper: wiring of the main kernel.
+
+With ``P = exp(scale * Q K^T - lse)``, ``dP = dO V^T`` and ``delta = rowsum(dO * O) - dlse``::
+
+    dV = P^T dO      dS = P * (dP - delta)      dK = scale * dS^T Q      dQ = scale * dS K
+
+(FlashAttention 2, algorithm 2; the log-sum-exp's cotangent enters through delta.) Shapes as in
+``forward``. One block owns ``tile_kv`` keys of one key head and visits the query tiles of every
+query head of the group, so that dK and dV are summed in registers, in a fixed order, also for
+grouped heads::
+
+    warpgroup 0   producer   one warp issues TMA:  K, V (once), then Q, lse and dO, delta tiles
+    warpgroup 1   consumer   keys  0..63    S^T = K Q^T   dP^T = V dO^T   dV += P^T dO
+    warpgroup 2   consumer   keys 64..127   dK += dS^T Q  dS -> shared memory, then dQ part = dS K
+                                            over all keys of the block, reduced to global memory
+
+    Q pipeline, dO pipeline: num_stages tiles each, with their row statistics on the same barrier.
+"""
+
+from typing import NamedTuple
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32, Int64
+from cutlass.cute.nvgpu import cpasync
+from cutlass.pipeline import PipelineTmaAsync, PipelineUserType, make_pipeline_state
+
+from jax_flash.kernels.shared.tile_ranges import BandValues, query_tile_range
+from jax_flash.kernels.sm90 import dq_accumulator, pipelines, wgmma
+from jax_flash.kernels.sm90.backward_compute import compute
+from jax_flash.kernels.sm90.backward_load import load
+from jax_flash.kernels.sm90.tma import TmaOperand, tma_atom
+from jax_flash.kernels.sm90.warp_schedule import REGISTERS, WARPGROUP_THREADS
+from jax_flash.spec.launch_plan import launch_plan
+from jax_flash.spec.tile import BackwardTile
+from jax_flash.spec.tile_table import BACKWARD_TILES
+from jax_flash.spec.variant import KernelVariant
+
+
+class BackwardContext(NamedTuple):
+    """What both roles of a block share: operands in shared memory, pipelines, and its work."""
+
+    tile: BackwardTile
+    dtype: type
+    deterministic: bool
+    query: TmaOperand
+    d_output: TmaOperand
+    key: TmaOperand
+    value: TmaOperand
+    d_key: TmaOperand
+    d_value: TmaOperand
+    d_scores_shared: cute.Tensor
+    lse_log2_shared: cute.Tensor
+    delta_shared: cute.Tensor
+    lse_log2: cute.Pointer
+    delta: cute.Pointer
+    dq_accumulator: cute.Pointer
+    dq_semaphores: cute.Pointer
+    key_barriers: cute.Pointer
+    query_pipeline: PipelineTmaAsync
+    d_output_pipeline: PipelineTmaAsync
+    mma_scores: cute.TiledMma
+    mma_gradients: cute.TiledMma
+    mma_dq: cute.TiledMma
+    scale_log2: Float32
+    scale: Float32
+    query_tiles: Int32
+    query_heads: Int32
+    band: BandValues
+    key_tile: Int32
+    key_head: Int32
+    batch: Int32
+    heads_per_group: Int32
+
+    @property
+    def num_consumers(self) -> int:
+        """Consumer warpgroups."""
+        return self.tile.num_consumer_warpgroups
+
+    @property
+    def tile_kv(self) -> int:
+        """Keys of a block."""
+        return self.tile.tile_kv
+
+    @property
+    def dq_splits_rows(self) -> bool:
+        """Whether the warpgroups share dQ by rows; otherwise by columns."""
+        return dq_accumulator.splits_rows(self.tile)
+
+    @property
+    def dq_columns(self) -> int:
+        """Columns of dQ that one warpgroup computes."""
+        return dq_accumulator.columns(self.tile)
+
+    def rows_of_head(self, pointer: cute.Pointer, head: Int32) -> cute.Tensor:
+        """Returns the row statistics ``(tile_q, query_tiles)`` of one query head."""
+        offset = Int64(self.batch * self.query_heads + head) * self.query_tiles * self.tile.tile_q
+        layout = cute.make_layout((self.tile.tile_q, self.query_tiles))
+        return cute.make_tensor((pointer + offset).align(16), layout)
+
+    def producer_state(self):
+        """Returns the producer's position at the start of a pipeline."""
+        return make_pipeline_state(PipelineUserType.Producer, self.tile.num_stages)
+
+    def consumer_state(self):
+        """Returns a consumer's position at the start of a pipeline."""
+        return make_pipeline_state(PipelineUserType.Consumer, self.tile.num_stages)
+
+
+class BackwardKernel:
+    """Builds the main backward kernel of one variant."""
+
+    def __init__(self, variant: KernelVariant, dtype: type) -> None:
+        """Takes the variant and the DSL's type for its dtype."""
+        self.variant = variant
+        self.tile = BACKWARD_TILES[variant.arch, variant.head_dim]
+        self.dtype = dtype
+        self.registers = REGISTERS[self.tile.num_consumer_warpgroups]
+
+    @cute.jit
+    def __call__(
+        self,
+        query: cute.Pointer,
+        key: cute.Pointer,
+        value: cute.Pointer,
+        d_output: cute.Pointer,
+        d_key: cute.Pointer,
+        d_value: cute.Pointer,
+        lse_log2: cute.Pointer,
+        delta: cute.Pointer,
+        dq_accumulator: cute.Pointer,
+        dq_semaphores: cute.Pointer,
+        scale_log2: Float32,
+        scale: Float32,
+        query_length: Int32,
+        key_length: Int32,
+        query_heads: Int32,
+        key_heads: Int32,
+        band_lower: Int32,
+        band_upper: Int32,
+    ):
+        """Declares the kernel's parameters in the order of ``spec.kernel_args``."""
+        tile, plan = self.tile, launch_plan(self.variant)
+        load_op, store_op = cpasync.CopyBulkTensorTileG2SOp(), cpasync.CopyBulkTensorTileS2GOp()
+        query_rows, key_rows = (query_length, query_heads), (key_length, key_heads)
+        self.kernel(
+            tma_atom(query, load_op, tile.tile_q, tile.head_dim, query_rows),
+            tma_atom(key, load_op, wgmma.ROWS, tile.head_dim, key_rows),
+            tma_atom(value, load_op, wgmma.ROWS, tile.head_dim, key_rows),
+            tma_atom(d_output, load_op, tile.tile_q, tile.head_dim, query_rows),
+            tma_atom(d_key, store_op, wgmma.ROWS, tile.head_dim, key_rows),
+            tma_atom(d_value, store_op, wgmma.ROWS, tile.head_dim, key_rows),
+            lse_log2,
+            delta,
+            dq_accumulator,
+            dq_semaphores,
+            scale_log2,
+            scale,
+            query_length,
+            key_length,
+            query_heads,
+            key_heads,
+            band_lower,
+            band_upper,
+        ).launch(
+            grid=[query_heads, 1, 1],
+            block=[plan.threads, 1, 1],
+            smem=plan.shared_memory_bytes,
+            min_blocks_per_mp=1,
+        )
+
+    @cute.kernel
+    def kernel(
+        self,
+        tma_query: cute.CopyAtom,
+        tma_key: cute.CopyAtom,
+        tma_value: cute.CopyAtom,
+        tma_d_output: cute.CopyAtom,
+        tma_d_key: cute.CopyAtom,
+        tma_d_value: cute.CopyAtom,
+        lse_log2: cute.Pointer,
+        delta: cute.Pointer,
+        dq_accumulator_pointer: cute.Pointer,
+        dq_semaphores: cute.Pointer,
+        scale_log2: Float32,
+        scale: Float32,
+        query_length: Int32,
+        key_length: Int32,
+        query_heads: Int32,
+        key_heads: Int32,
+        band_lower: Int32,
+        band_upper: Int32,
+    ):
+        """Sets up shared memory and barriers, then splits into roles."""
+        tile, consumers = self.tile, self.tile.num_consumer_warpgroups
+        warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+        if warp == 0:
+            for atom in (tma_query, tma_key, tma_value, tma_d_output, tma_d_key, tma_d_value):
+                cpasync.prefetch_descriptor(atom)
+
+        memory = cutlass.memory.SmemAllocator()
+        key_shared = wgmma.allocate(memory, self.dtype, wgmma.ROWS, tile.head_dim, consumers)
+        value_shared = wgmma.allocate(memory, self.dtype, wgmma.ROWS, tile.head_dim, consumers)
+        query_shared = wgmma.allocate(
+            memory, self.dtype, tile.tile_q, tile.head_dim, tile.num_stages
+        )
+        d_output_shared = wgmma.allocate(
+            memory, self.dtype, tile.tile_q, tile.head_dim, tile.num_stages
+        )
+        d_scores_shared = wgmma.allocate(
+            memory, self.dtype, wgmma.ROWS, tile.tile_q, 2 * consumers
+        )
+        row_layout = cute.make_layout((tile.tile_q, tile.num_stages))
+        lse_log2_shared = memory.allocate_tensor(Float32, row_layout, byte_alignment=128)
+        delta_shared = memory.allocate_tensor(Float32, row_layout, byte_alignment=128)
+        key_barriers = memory.allocate_array(cutlass.Int64, consumers)
+        query_barriers = memory.allocate_array(cutlass.Int64, 2 * tile.num_stages)
+        d_output_barriers = memory.allocate_array(cutlass.Int64, 2 * tile.num_stages)
+        if warp == 0:
+            pipelines.init_barriers(key_barriers, consumers, 1)
+
+        query_operand = TmaOperand(tma_query, query_shared)
+        row_bytes = tile.tile_q * Float32.width // 8
+        key_tiles = (key_length + tile.tile_kv - 1) // tile.tile_kv
+        block, _, _ = cute.arch.block_idx()
+        head_and_batch = block // key_tiles
+        batch = head_and_batch // key_heads
+        key_tile = block - head_and_batch * key_tiles
+        ctx = BackwardContext(
+            tile=tile,
+            dtype=self.dtype,
+            deterministic=self.variant.deterministic,
+            query=query_operand,
+            d_output=TmaOperand(tma_d_output, d_output_shared),
+            key=TmaOperand(tma_key, key_shared),
+            value=TmaOperand(tma_value, value_shared),
+            d_key=TmaOperand(tma_d_key, key_shared),
+            d_value=TmaOperand(tma_d_value, value_shared),
+            d_scores_shared=d_scores_shared,
+            lse_log2_shared=lse_log2_shared,
+            delta_shared=delta_shared,
+            lse_log2=lse_log2,
+            delta=delta,
+            dq_accumulator=dq_accumulator_pointer,
+            dq_semaphores=dq_semaphores,
+            key_barriers=key_barriers,
+            query_pipeline=pipelines.tma_pipeline(
+                query_barriers, tile.num_stages, query_operand.tile_bytes + row_bytes, consumers
+            ),
+            d_output_pipeline=pipelines.tma_pipeline(
+                d_output_barriers, tile.num_stages, query_operand.tile_bytes + row_bytes, consumers
+            ),
+            mma_scores=wgmma.make_mma(self.dtype, tile.tile_q, wgmma.K_MAJOR, wgmma.K_MAJOR),
+            mma_gradients=wgmma.make_mma(
+                self.dtype, tile.head_dim, wgmma.K_MAJOR, wgmma.MN_MAJOR, a_in_registers=True
+            ),
+            mma_dq=wgmma.make_mma(
+                self.dtype, dq_accumulator.columns(tile), wgmma.MN_MAJOR, wgmma.MN_MAJOR
+            ),
+            scale_log2=scale_log2,
+            scale=scale,
+            query_tiles=(query_length + tile.tile_q - 1) // tile.tile_q,
+            query_heads=query_heads,
+            band=BandValues(self.variant.band, band_lower, band_upper, key_length),
+            key_tile=key_tile,
+            key_head=head_and_batch - batch * key_heads,
+            batch=batch,
+            heads_per_group=query_heads // key_heads,
+        )
+        pipelines.publish_barriers()
+
+        begin, end = query_tile_range(
+            ctx.band, key_tile * tile.tile_kv, tile.tile_kv, query_length, tile.tile_q
+        )
+        warpgroup_index = warp // 4
+        if warpgroup_index == 0:
+            cute.arch.setmaxregister_decrease(self.registers.producer)
+            if warp == 0:
+                load(ctx, begin, end)
+        else:
+            cute.arch.setmaxregister_increase(self.registers.consumer)
+            thread, _, _ = cute.arch.thread_idx()
+            compute(ctx, warpgroup_index - 1, thread % WARPGROUP_THREADS, begin, end)

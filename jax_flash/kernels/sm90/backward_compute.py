@@ -1,0 +1,279 @@
+"""Consumer warpgroup of the backward kernel: dK and dV of its 64 keys, its share of dQ."""
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32
+from cutlass.cute.nvgpu import warpgroup
+
+from jax_flash.kernels.shared.masking import FragmentPosition, mask_keys_in_rows
+from jax_flash.kernels.shared.tile_ranges import key_tile_range
+from jax_flash.kernels.sm90 import dq_accumulator, wgmma
+from jax_flash.kernels.sm90.warp_schedule import WARPGROUP_THREADS, NamedBarrier
+
+
+def shared_operands(ctx, consumer: Int32, thread: Int32):
+    """Returns the matmul operands that stay where they are for the whole block.
+
+    All are ``wgmma`` fragments; the last mode of those that are pipelined is the stage.
+    """
+    scores, gradients, dq = (
+        mma.get_slice(thread) for mma in (ctx.mma_scores, ctx.mma_gradients, ctx.mma_dq)
+    )
+    keys = ctx.mma_scores.make_fragment_A(scores.partition_A(ctx.key.shared))
+    values = ctx.mma_scores.make_fragment_A(scores.partition_A(ctx.value.shared))
+    # dQ = dS K: the warpgroups share its rows (one 64-query block each) or its columns.
+    row_block = consumer if ctx.dq_splits_rows else 0
+    column_block = 0 if ctx.dq_splits_rows else consumer
+    d_scores = cute.local_tile(
+        wgmma.transposed(ctx.d_scores_shared), (wgmma.ROWS, wgmma.ROWS), (row_block, 0, None)
+    )
+    key_columns = cute.local_tile(
+        wgmma.transposed(ctx.key.shared), (ctx.dq_columns, wgmma.ROWS), (column_block, 0, None)
+    )
+    return (
+        keys[None, None, None, consumer],
+        values[None, None, None, consumer],
+        ctx.mma_scores.make_fragment_B(scores.partition_B(ctx.query.shared)),
+        ctx.mma_scores.make_fragment_B(scores.partition_B(ctx.d_output.shared)),
+        ctx.mma_gradients.make_fragment_B(
+            gradients.partition_B(wgmma.transposed(ctx.query.shared))
+        ),
+        ctx.mma_gradients.make_fragment_B(
+            gradients.partition_B(wgmma.transposed(ctx.d_output.shared))
+        ),
+        ctx.mma_dq.make_fragment_A(dq.partition_A(d_scores)),
+        ctx.mma_dq.make_fragment_B(dq.partition_B(key_columns)),
+    )
+
+
+@cute.jit
+def compute(ctx: cutlass.Constexpr, consumer: Int32, thread: Int32, begin: Int32, end: Int32):
+    """Visits query tiles ``begin .. end - 1`` of every head of the group, heads outermost.
+
+    Scores are computed transposed (keys in rows), so that P and dS are already in the registers
+    that the dV and dK matmuls read them from; only dS also goes through shared memory, for dQ.
+    """
+    (
+        keys,
+        values,
+        queries,
+        d_outputs,
+        queries_transposed,
+        d_outputs_transposed,
+        d_scores_operand,
+        key_columns,
+    ) = shared_operands(ctx, consumer, thread)
+    d_key = wgmma.accumulator(ctx.mma_gradients, ctx.key.columns)
+    d_value = wgmma.accumulator(ctx.mma_gradients, ctx.value.columns)
+    d_key.fill(0.0)
+    d_value.fill(0.0)
+    row, column = wgmma.first_row_and_column(thread)
+    first_key = (ctx.key_tile * ctx.num_consumers + consumer) * wgmma.ROWS + row
+    tile_q = ctx.query.rows
+    query_pipeline, d_output_pipeline = ctx.query_pipeline, ctx.d_output_pipeline
+    query_state, d_output_state = ctx.consumer_state(), ctx.consumer_state()
+    buffer = Int32(0)
+    cute.arch.mbarrier_wait(ctx.key_barriers + consumer, 0)
+
+    for member in cutlass.range(ctx.heads_per_group, unroll=1):
+        head = ctx.key_head * ctx.heads_per_group + member
+        for tile in cutlass.range(begin, end, unroll=1):
+            scores = wgmma.accumulator(ctx.mma_scores, tile_q)
+            d_weights = wgmma.accumulator(ctx.mma_scores, tile_q)
+            query_pipeline.consumer_wait(query_state)
+            warpgroup.fence()
+            wgmma.issue(
+                ctx.mma_scores, scores, keys, queries[None, None, None, query_state.index], True
+            )
+            warpgroup.commit_group()
+            d_output_pipeline.consumer_wait(d_output_state)
+            wgmma.issue(
+                ctx.mma_scores,
+                d_weights,
+                values,
+                d_outputs[None, None, None, d_output_state.index],
+                True,
+            )
+            warpgroup.commit_group()
+            warpgroup.wait_group(1)
+            score_rows = wgmma.rows_and_columns(scores)
+            if needs_mask(ctx, tile):
+                mask_tile(ctx, score_rows, first_key, tile * tile_q + column)
+            to_weights(ctx, score_rows, ctx.lse_log2_shared[None, query_state.index], column)
+            weights = wgmma.converted(scores, ctx.dtype)
+            warpgroup.wait_group(0)
+            d_rows = wgmma.rows_and_columns(d_weights)
+            to_d_scores(score_rows, d_rows, ctx.delta_shared[None, d_output_state.index], column)
+            d_scores = wgmma.converted(d_weights, ctx.dtype)
+            warpgroup.fence()
+            wgmma.issue(
+                ctx.mma_gradients,
+                d_value,
+                wgmma.as_operand_a(weights),
+                d_outputs_transposed[None, None, None, d_output_state.index],
+                False,
+            )
+            warpgroup.commit_group()
+            stage = buffer * ctx.num_consumers + consumer
+            wgmma.store_rows(
+                ctx.mma_scores, d_scores, ctx.d_scores_shared[None, None, stage], thread
+            )
+            cute.arch.fence_proxy("async.shared", space="cta")
+            warpgroup.fence()
+            wgmma.issue(
+                ctx.mma_gradients,
+                d_key,
+                wgmma.as_operand_a(d_scores),
+                queries_transposed[None, None, None, query_state.index],
+                False,
+            )
+            warpgroup.commit_group()
+            # Every warpgroup's dS is in shared memory past this barrier. It also tells that the
+            # other buffer has been read: its reader waited for its matmul before arriving here.
+            cute.arch.barrier(
+                barrier_id=NamedBarrier.CONSUMERS,
+                number_of_threads=ctx.num_consumers * WARPGROUP_THREADS,
+            )
+            d_query = wgmma.accumulator(ctx.mma_dq, ctx.dq_columns)
+            for source in cutlass.range_constexpr(ctx.num_consumers):
+                wgmma.issue(
+                    ctx.mma_dq,
+                    d_query,
+                    d_scores_operand[None, None, None, buffer * ctx.num_consumers + source],
+                    key_columns[None, None, None, source],
+                    source == 0,
+                )
+            warpgroup.commit_group()
+            warpgroup.wait_group(1)
+            query_pipeline.consumer_release(query_state)
+            d_output_pipeline.consumer_release(d_output_state)
+            query_state.advance()
+            d_output_state.advance()
+            warpgroup.wait_group(0)
+            buffer = buffer ^ 1
+            add_d_query(ctx, d_query, head, tile, consumer, thread)
+
+    # The keys of every warpgroup are read by all; none may be overwritten before all are done.
+    cute.arch.barrier(
+        barrier_id=NamedBarrier.CONSUMERS,
+        number_of_threads=ctx.num_consumers * WARPGROUP_THREADS,
+    )
+    d_key.store(d_key.load() * ctx.scale)
+    store_gradients(ctx, d_key, d_value, consumer, thread)
+
+
+@cute.jit
+def needs_mask(ctx: cutlass.Constexpr, tile: Int32):
+    """Whether some query of the tile may not see some key of the block."""
+    first_key = ctx.key_tile * ctx.tile_kv
+    last_key = first_key + ctx.tile_kv - 1
+    hidden = last_key >= ctx.band.key_length
+    first_query = tile * ctx.query.rows
+    if cutlass.const_expr(ctx.band.mask.upper):
+        hidden = hidden or last_key > first_query + ctx.band.upper
+    if cutlass.const_expr(ctx.band.mask.lower):
+        hidden = hidden or first_key < first_query + ctx.query.rows - 1 + ctx.band.lower
+    return hidden
+
+
+@cute.jit
+def mask_tile(ctx: cutlass.Constexpr, scores: cute.Tensor, first_row: Int32, first_column: Int32):
+    """Hides what the band and the key length hide from a tile of transposed scores."""
+    position = FragmentPosition(first_row, first_column, wgmma.row_offset, wgmma.column_offset)
+    mask_keys_in_rows(scores, position, ctx.band)
+
+
+@cute.jit
+def to_weights(
+    ctx: cutlass.Constexpr, scores: cute.Tensor, lse_log2: cute.Tensor, first_column: Int32
+):
+    """Replaces transposed scores by ``P = 2^(scores * scale_log2 - lse_log2)``.
+
+    A row that saw no key, and a row past the last query, has ``lse_log2 = +inf``: P is 0.
+    """
+    for column in cutlass.range_constexpr(cute.size(scores, mode=[1])):
+        offset = lse_log2[first_column + wgmma.column_offset(column)]
+        for row in cutlass.range_constexpr(cute.size(scores, mode=[0])):
+            exponent = scores[row, column] * ctx.scale_log2 - offset
+            scores[row, column] = cute.math.exp2(exponent, fastmath=True)
+
+
+@cute.jit
+def to_d_scores(
+    weights: cute.Tensor, d_weights: cute.Tensor, delta: cute.Tensor, first_column: Int32
+):
+    """Replaces transposed dP by ``dS = P * (dP - delta)``."""
+    for column in cutlass.range_constexpr(cute.size(weights, mode=[1])):
+        offset = delta[first_column + wgmma.column_offset(column)]
+        for row in cutlass.range_constexpr(cute.size(weights, mode=[0])):
+            d_weights[row, column] = weights[row, column] * (d_weights[row, column] - offset)
+
+
+@cute.jit
+def add_d_query(
+    ctx: cutlass.Constexpr,
+    d_query: cute.Tensor,
+    head: Int32,
+    tile: Int32,
+    consumer: Int32,
+    thread: Int32,
+):
+    """Adds this block's part of dQ to the accumulator; in key order when deterministic.
+
+    Deterministic: a semaphore for each (batch, head, query tile) counts the warpgroups that have
+    added. A block waits until all earlier key tiles that visit this query tile have; blocks start
+    in key order, so the wait always ends.
+    """
+    head_tile = (ctx.batch * ctx.query_heads + head) * ctx.query_tiles + tile
+    destination = dq_accumulator.fragment_of(
+        ctx.dq_accumulator, ctx.tile, head_tile, consumer, thread
+    )
+    if cutlass.const_expr(not ctx.deterministic):
+        dq_accumulator.add(destination, d_query)
+    else:
+        barrier = NamedBarrier.CONSUMER_0 + consumer
+        semaphore = ctx.dq_semaphores + head_tile
+        if thread == 0:
+            first_visitor, _, _ = key_tile_range(
+                ctx.band, tile * ctx.query.rows, ctx.query.rows, ctx.tile_kv
+            )
+            turn = (ctx.key_tile - first_visitor) * ctx.num_consumers
+            # Both warpgroups of an earlier block add to their own columns or rows before
+            # either of this block: one count orders them all.
+            count = cute.arch.load(semaphore, Int32, sem="acquire", scope="gpu")
+            while count < turn:
+                count = cute.arch.load(semaphore, Int32, sem="acquire", scope="gpu")
+        cute.arch.barrier(barrier_id=barrier, number_of_threads=WARPGROUP_THREADS)
+        dq_accumulator.add(destination, d_query)
+        cute.arch.fence_acq_rel_gpu()
+        cute.arch.barrier(barrier_id=barrier, number_of_threads=WARPGROUP_THREADS)
+        if thread == 0:
+            cute.arch.red(semaphore, Int32(1), op="add", dtype="s32", sem="release", scope="gpu")
+
+
+@cute.jit
+def store_gradients(
+    ctx: cutlass.Constexpr,
+    d_key: cute.Tensor,
+    d_value: cute.Tensor,
+    consumer: Int32,
+    thread: Int32,
+):
+    """Stores 64 rows of dK and dV through the shared memory of K and V; TMA clips at S."""
+    for gradient, operand in ((d_key, ctx.d_key), (d_value, ctx.d_value)):
+        wgmma.store_rows(
+            ctx.mma_gradients,
+            wgmma.converted(gradient, ctx.dtype),
+            operand.shared[None, None, consumer],
+            thread,
+        )
+    cute.arch.fence_proxy("async.shared", space="cta")
+    cute.arch.barrier(
+        barrier_id=NamedBarrier.CONSUMER_0 + consumer, number_of_threads=WARPGROUP_THREADS
+    )
+    store_d_key, store_d_value = ctx.d_key.store, ctx.d_value.store
+    tile = ctx.key_tile * ctx.num_consumers + consumer
+    if cute.arch.make_warp_uniform(thread // 32) == 0:
+        store_d_key(consumer, tile, ctx.key_head, ctx.batch)
+        store_d_value(consumer, tile, ctx.key_head, ctx.batch)
+        cute.arch.cp_async_bulk_wait_group(0, read=True)

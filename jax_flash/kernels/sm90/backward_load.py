@@ -1,0 +1,54 @@
+"""Producer warp of the backward kernel: TMA loads of K, V once, then Q and dO tiles."""
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32
+from cutlass.cute.nvgpu import cpasync
+
+
+@cute.jit
+def load_rows(
+    source: cute.Tensor,
+    destination: cute.Tensor,
+    tile: Int32,
+    stage: Int32,
+    barrier: cute.Pointer,
+):
+    """Issues the bulk copy of one tile of row statistics, ``(tile_q, tiles)`` to ``(tile_q, stages)``."""
+    atom = cute.make_copy_atom(cpasync.CopyBulkG2SOp(), Float32)
+    with cute.arch.elect_one():
+        cute.copy(atom, source[None, tile], destination[None, stage], mbar_ptr=barrier)
+
+
+@cute.jit
+def load(ctx: cutlass.Constexpr, begin: Int32, end: Int32):
+    """Loads this block's keys and values, then query tiles ``begin .. end - 1`` of every head."""
+    for consumer in cutlass.range_constexpr(ctx.num_consumers):
+        barrier = ctx.key_barriers + consumer
+        with cute.arch.elect_one():
+            cute.arch.mbarrier_arrive_and_expect_tx(
+                barrier, ctx.key.tile_bytes + ctx.value.tile_bytes
+            )
+        tile = ctx.key_tile * ctx.num_consumers + consumer
+        ctx.key.load(consumer, tile, ctx.key_head, ctx.batch, barrier)
+        ctx.value.load(consumer, tile, ctx.key_head, ctx.batch, barrier)
+    # Bound methods are read once: the DSL would carry `ctx` through the loop as if they changed it.
+    load_query, load_d_output = ctx.query.load, ctx.d_output.load
+    rows_of_head = ctx.rows_of_head
+    query_pipeline, d_output_pipeline = ctx.query_pipeline, ctx.d_output_pipeline
+    query_state, d_output_state = ctx.producer_state(), ctx.producer_state()
+    for member in cutlass.range(ctx.heads_per_group, unroll=1):
+        head = ctx.key_head * ctx.heads_per_group + member
+        lse_log2 = rows_of_head(ctx.lse_log2, head)
+        delta = rows_of_head(ctx.delta, head)
+        for tile in cutlass.range(begin, end, unroll=1):
+            query_pipeline.producer_acquire(query_state)
+            barrier = query_pipeline.producer_get_barrier(query_state)
+            load_query(query_state.index, tile, head, ctx.batch, barrier)
+            load_rows(lse_log2, ctx.lse_log2_shared, tile, query_state.index, barrier)
+            query_state.advance()
+            d_output_pipeline.producer_acquire(d_output_state)
+            barrier = d_output_pipeline.producer_get_barrier(d_output_state)
+            load_d_output(d_output_state.index, tile, head, ctx.batch, barrier)
+            load_rows(delta, ctx.delta_shared, tile, d_output_state.index, barrier)
+            d_output_state.advance()

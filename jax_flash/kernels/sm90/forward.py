@@ -1,0 +1,214 @@
+"""FlashAttention forward for Hopper: wiring of one kernel.
+
+For each query row, ``O = softmax(scale * Q K^T + mask) V`` and ``lse = log sum exp``, computed in
+one pass over key tiles with an online softmax (FlashAttention 2 and 3).
+
+Shapes: Q ``(B, T, N, D)``, K and V ``(B, S, K, D)``, O ``(B, T, N, D)``, lse ``(B, T, N)``. One
+block owns ``tile_q`` queries of one head::
+
+    warpgroup 0   producer   one warp issues TMA:  Q (once), then K, V tiles, last tile first
+    warpgroup 1   consumer   queries  0..63    S = Q K^T -> softmax -> O += P V
+    warpgroup 2   consumer   queries 64..127   the same, on its own rows
+
+    K pipeline, V pipeline: num_stages tiles each; a full barrier counts the bytes of TMA, an
+    empty barrier one arrival of each consumer warp.
+"""
+
+from typing import NamedTuple
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32
+from cutlass.cute.nvgpu import cpasync
+from cutlass.pipeline import PipelineTmaAsync, PipelineUserType, make_pipeline_state
+
+from jax_flash.kernels.shared.tile_ranges import BandValues, key_tile_range
+from jax_flash.kernels.sm90 import pipelines, wgmma
+from jax_flash.kernels.sm90.forward_compute import compute
+from jax_flash.kernels.sm90.forward_load import load
+from jax_flash.kernels.sm90.tma import TmaOperand, tma_atom
+from jax_flash.kernels.sm90.warp_schedule import REGISTERS, WARPGROUP_THREADS
+from jax_flash.spec.launch_plan import launch_plan
+from jax_flash.spec.tile_table import FORWARD_TILES
+from jax_flash.spec.variant import KernelVariant
+
+
+class ForwardContext(NamedTuple):
+    """What both roles of a block share: operands in shared memory, pipelines, and its work."""
+
+    query: TmaOperand
+    key: TmaOperand
+    value: TmaOperand
+    output: TmaOperand
+    lse: cute.Tensor
+    query_barriers: cute.Pointer
+    key_pipeline: PipelineTmaAsync
+    value_pipeline: PipelineTmaAsync
+    mma_scores: cute.TiledMma
+    mma_values: cute.TiledMma
+    dtype: type
+    num_consumers: int
+    num_stages: int
+    scale_log2: Float32
+    query_length: Int32
+    band: BandValues
+    query_tile: Int32
+    head: Int32
+    batch: Int32
+    heads_per_group: Int32
+
+    def producer_state(self):
+        """Returns the producer's position at the start of a pipeline."""
+        return make_pipeline_state(PipelineUserType.Producer, self.num_stages)
+
+    def consumer_state(self):
+        """Returns a consumer's position at the start of a pipeline."""
+        return make_pipeline_state(PipelineUserType.Consumer, self.num_stages)
+
+
+class ForwardKernel:
+    """Builds the forward kernel of one variant."""
+
+    def __init__(self, variant: KernelVariant, dtype: type) -> None:
+        """Takes the variant and the DSL's type for its dtype."""
+        self.variant = variant
+        self.tile = FORWARD_TILES[variant.arch, variant.head_dim]
+        self.dtype = dtype
+        self.registers = REGISTERS[self.tile.num_consumer_warpgroups]
+
+    @cute.jit
+    def __call__(
+        self,
+        query: cute.Pointer,
+        key: cute.Pointer,
+        value: cute.Pointer,
+        output: cute.Pointer,
+        lse: cute.Pointer,
+        scale_log2: Float32,
+        query_length: Int32,
+        key_length: Int32,
+        query_heads: Int32,
+        key_heads: Int32,
+        band_lower: Int32,
+        band_upper: Int32,
+    ):
+        """Declares the kernel's parameters in the order of ``spec.kernel_args``."""
+        tile, plan = self.tile, launch_plan(self.variant)
+        load_op, store_op = cpasync.CopyBulkTensorTileG2SOp(), cpasync.CopyBulkTensorTileS2GOp()
+        query_rows, key_rows = (query_length, query_heads), (key_length, key_heads)
+        self.kernel(
+            tma_atom(query, load_op, wgmma.ROWS, tile.head_dim, query_rows),
+            tma_atom(key, load_op, tile.tile_kv, tile.head_dim, key_rows),
+            tma_atom(value, load_op, tile.tile_kv, tile.head_dim, key_rows),
+            tma_atom(output, store_op, wgmma.ROWS, tile.head_dim, query_rows),
+            lse,
+            scale_log2,
+            query_length,
+            key_length,
+            query_heads,
+            key_heads,
+            band_lower,
+            band_upper,
+        ).launch(
+            grid=[query_heads, 1, 1],
+            block=[plan.threads, 1, 1],
+            smem=plan.shared_memory_bytes,
+            min_blocks_per_mp=1,
+        )
+
+    @cute.kernel
+    def kernel(
+        self,
+        tma_query: cute.CopyAtom,
+        tma_key: cute.CopyAtom,
+        tma_value: cute.CopyAtom,
+        tma_output: cute.CopyAtom,
+        lse: cute.Pointer,
+        scale_log2: Float32,
+        query_length: Int32,
+        key_length: Int32,
+        query_heads: Int32,
+        key_heads: Int32,
+        band_lower: Int32,
+        band_upper: Int32,
+    ):
+        """Sets up shared memory and barriers, then splits into roles."""
+        tile, consumers = self.tile, self.tile.num_consumer_warpgroups
+        warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+        if warp == 0:
+            for atom in (tma_query, tma_key, tma_value, tma_output):
+                cpasync.prefetch_descriptor(atom)
+
+        memory = cutlass.memory.SmemAllocator()
+        query_shared = wgmma.allocate(memory, self.dtype, wgmma.ROWS, tile.head_dim, consumers)
+        key_shared = wgmma.allocate(
+            memory, self.dtype, tile.tile_kv, tile.head_dim, tile.num_stages
+        )
+        value_shared = wgmma.allocate(
+            memory, self.dtype, tile.tile_kv, tile.head_dim, tile.num_stages
+        )
+        query_barriers = memory.allocate_array(cutlass.Int64, consumers)
+        key_barriers = memory.allocate_array(cutlass.Int64, 2 * tile.num_stages)
+        value_barriers = memory.allocate_array(cutlass.Int64, 2 * tile.num_stages)
+        if warp == 0:
+            pipelines.init_barriers(query_barriers, consumers, 1)
+
+        key_operand = TmaOperand(tma_key, key_shared)
+        value_operand = TmaOperand(tma_value, value_shared)
+        query_tiles = (query_length + tile.tile_q - 1) // tile.tile_q
+        block, _, _ = cute.arch.block_idx()
+        position = block % query_tiles
+        if cutlass.const_expr(self.variant.band.upper):
+            position = query_tiles - 1 - position  # the longest rows first
+        head_and_batch = block // query_tiles
+        batch = head_and_batch // query_heads
+        ctx = ForwardContext(
+            query=TmaOperand(tma_query, query_shared),
+            key=key_operand,
+            value=value_operand,
+            output=TmaOperand(tma_output, query_shared),
+            lse=cute.make_tensor(
+                lse,
+                cute.make_layout(
+                    (query_length, query_heads, 1),
+                    stride=(query_heads, 1, cutlass.Int64(query_length) * query_heads),
+                ),
+            ),
+            query_barriers=query_barriers,
+            key_pipeline=pipelines.tma_pipeline(
+                key_barriers, tile.num_stages, key_operand.tile_bytes, consumers
+            ),
+            value_pipeline=pipelines.tma_pipeline(
+                value_barriers, tile.num_stages, value_operand.tile_bytes, consumers
+            ),
+            mma_scores=wgmma.make_mma(self.dtype, tile.tile_kv, wgmma.K_MAJOR, wgmma.K_MAJOR),
+            mma_values=wgmma.make_mma(
+                self.dtype, tile.head_dim, wgmma.K_MAJOR, wgmma.MN_MAJOR, a_in_registers=True
+            ),
+            dtype=self.dtype,
+            num_consumers=consumers,
+            num_stages=tile.num_stages,
+            scale_log2=scale_log2,
+            query_length=query_length,
+            band=BandValues(self.variant.band, band_lower, band_upper, key_length),
+            query_tile=position,
+            head=head_and_batch - batch * query_heads,
+            batch=batch,
+            heads_per_group=query_heads // key_heads,
+        )
+        pipelines.publish_barriers()
+
+        begin, full_end, end = key_tile_range(
+            ctx.band, position * tile.tile_q, tile.tile_q, tile.tile_kv
+        )
+        warpgroup_index = warp // 4
+        if warpgroup_index == 0:
+            cute.arch.setmaxregister_decrease(self.registers.producer)
+            if warp == 0:
+                load(ctx, begin, end)
+        else:
+            cute.arch.setmaxregister_increase(self.registers.consumer)
+            thread, _, _ = cute.arch.thread_idx()
+            compute(
+                ctx, warpgroup_index - 1, thread % WARPGROUP_THREADS, begin, full_end, end
+            )
