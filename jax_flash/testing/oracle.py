@@ -1,0 +1,81 @@
+"""Results and gradients of an implementation, and of the float64 oracle, as plain numpy arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jax_flash.reference.attention import attention_reference
+from jax_flash.reference.semantics import Semantics
+from jax_flash.testing.inputs import Inputs
+
+Implementation = Callable[[jax.Array, jax.Array, jax.Array, Semantics], tuple[jax.Array, jax.Array]]
+
+
+def results_and_gradients(implementation: Implementation, inputs: Inputs) -> dict[str, np.ndarray]:
+    """Runs an implementation, compiled, forward and backward.
+
+    Args:
+        implementation: (query, key, value, semantics) -> (output, log-sum-exp).
+        inputs: its operands and the cotangents of its results.
+
+    Returns:
+        output, lse, d_query, d_key, d_value, and d_bias and d_sinks where these are given; each
+        in the dtype that the implementation returned.
+    """
+    floats = {"query": inputs.query, "key": inputs.key, "value": inputs.value}
+    for name in ("bias", "sinks"):
+        if getattr(inputs.semantics, name) is not None:
+            floats[name] = getattr(inputs.semantics, name)
+
+    @jax.jit
+    def run(floats, semantics, d_output, d_lse):
+        def attention(floats):
+            given = {name: floats[name] for name in floats if name in ("bias", "sinks")}
+            return implementation(
+                floats["query"], floats["key"], floats["value"], replace(semantics, **given)
+            )
+
+        (output, lse), pull_back = jax.vjp(attention, floats)
+        (gradients,) = pull_back((d_output.astype(output.dtype), d_lse.astype(lse.dtype)))
+        results = {"output": output, "lse": lse}
+        return results | {f"d_{name}": gradients[name] for name in floats}
+
+    results = run(floats, inputs.semantics, inputs.d_output, inputs.d_lse)
+    return {name: np.asarray(array) for name, array in results.items()}
+
+
+def float64_oracle(inputs: Inputs) -> dict[str, np.ndarray]:
+    """What `results_and_gradients` would return if arithmetic were exact, very nearly.
+
+    Runs `attention_reference` in float64 on the default device: quadratic memory, slow on GPUs.
+
+    Args:
+        inputs: of any dtype; their values are taken as exact.
+
+    Returns:
+        The same names, all in float64.
+    """
+    with jax.enable_x64(True):
+
+        def widen(array):
+            is_float = jnp.issubdtype(array.dtype, jnp.floating)
+            return array.astype(jnp.float64) if is_float else array
+
+        wide = Inputs(
+            query=widen(inputs.query),
+            key=widen(inputs.key),
+            value=widen(inputs.value),
+            semantics=jax.tree.map(widen, inputs.semantics),
+            d_output=widen(inputs.d_output),
+            d_lse=widen(inputs.d_lse),
+        )
+
+        def oracle(query, key, value, semantics):
+            return attention_reference(query, key, value, semantics, precision_dtype=jnp.float64)
+
+        return results_and_gradients(oracle, wide)
