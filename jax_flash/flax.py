@@ -166,8 +166,8 @@ def _refuse_weights(*, dropout: float, sow: bool, einsum: Any) -> None:
     if dropout > 0:
         raise NotImplementedError(
             f"dropout_rate is {dropout} and deterministic is False, but there is no dropout of "
-            "attention weights here. Build the module with dropout_rate=0.0 and apply dropout to its output, "
-            "or call it with deterministic=True."
+            "attention weights here. Build the module with dropout_rate=0.0 and apply dropout to "
+            "its output, or call it with deterministic=True."
         )
     if sow:
         raise NotImplementedError(

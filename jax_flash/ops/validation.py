@@ -22,8 +22,8 @@ DTYPES = ("bfloat16", "float16", "float32")
 MAX_HEAD_DIM = 256
 HEAD_DIM_MULTIPLE = 8
 
-POSITION_LIMIT = 2**30
-"""Positions stay below this, so that sums of two of them fit in int32."""
+POSITION_LIMIT = 2**29
+"""Positions and offsets stay below this, so that what is computed from them fits in int32."""
 
 
 def check_call(arguments: Arguments, *, allow_shapes: bool = False) -> Call:
@@ -229,7 +229,7 @@ def _window(window: Any) -> tuple[int | None, int | None]:
         )
     # No two positions are this far apart; larger numbers are a way of saying "unbounded".
     left, right = (
-        None if side is None or side >= 4 * POSITION_LIMIT else int(side) for side in sides
+        None if side is None or side >= 2 * POSITION_LIMIT else int(side) for side in sides
     )
     return left, right
 
@@ -238,7 +238,7 @@ def _query_offset(offset: Any, leading: tuple[Any, ...], allow_shapes: bool) -> 
     if _is_int(offset):
         if not -POSITION_LIMIT < offset < POSITION_LIMIT:
             raise ValueError(
-                f"query_offset is {offset}; its magnitude must be below 2**30 = {POSITION_LIMIT}. "
+                f"query_offset is {offset}; its magnitude must be below 2**29 = {POSITION_LIMIT}. "
                 "Number positions from the first key."
             )
         return int(offset)
