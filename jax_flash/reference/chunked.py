@@ -41,8 +41,9 @@ def chunked_attention(
     """Attention in memory linear in T and S, differentiable in query, key, value, bias and sinks.
 
     The same contract as `attention_reference`, for padding and empty rows too. Both results may be
-    differentiated, once (reverse mode); gradients have the same bits on every run. The residuals
-    are named flash_out and flash_lse for the policies of `jax.checkpoint`.
+    differentiated in reverse mode; the gradient has the same bits on every run, and may itself be
+    differentiated in forward mode (so `jax.hessian` works). The residuals are named flash_out and
+    flash_lse for the policies of `jax.checkpoint`.
 
     Args:
         query: [..., T, N, D], any floating dtype.
