@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
 from jax_flash.ops.arguments import Call
-from jax_flash.ops.batching import batch_as_leading_dimension
+from jax_flash.ops.batching import batch_alike, batch_as_leading_dimension
 from jax_flash.ops.dispatch import KernelCall, Route
 from jax_flash.ops.ffi_calls import call_operation
 from jax_flash.ops.primitives import cuda_only
@@ -87,7 +87,7 @@ def _forward(
         buffers = call_operation(call.forward, call, named)
         return buffers["output"], buffers["lse"]
 
-    return Results(*_on_route(route, plain, kernels, query, key, value))
+    return Results(*batch_alike(*_on_route(route, plain, kernels, query, key, value)))
 
 
 @partial(jax.jit, static_argnames="route", inline=True)

@@ -36,3 +36,14 @@ def batch_as_leading_dimension(
         return results, tuple(True for _ in results)
 
     return batched
+
+
+def batch_alike(*arrays: jax.Array) -> tuple[jax.Array, ...]:
+    """Returns its arguments, all of them mapped under a `jax.vmap` that maps any of them.
+
+    Results of a `jax.custom_vjp` function need this: where only some of them are mapped, the
+    cotangent of the others, already summed over the mapped axis, is given to every index of the
+    axis, and gradients of shared operands come out too large (seen in jax 0.10.2 and 0.11.2).
+    Attention has such results: with only value mapped, the log-sum-exp does not vary.
+    """
+    return batch_as_leading_dimension(lambda *arrays: arrays)(*arrays)

@@ -79,7 +79,9 @@ def _array(name: str, value: Any, allow_shapes: bool) -> Any:
     if allow_shapes and isinstance(value, jax.ShapeDtypeStruct):
         return value
     # Flax variables stand for their array through __jax_array__.
-    if isinstance(value, jax.Array | np.ndarray) or hasattr(type(value), "__jax_array__"):
+    if isinstance(value, jax.Array | np.ndarray | np.generic) or hasattr(
+        type(value), "__jax_array__"
+    ):
         return jnp.asarray(value)
     accepted = "an array or a jax.ShapeDtypeStruct" if allow_shapes else "a JAX or numpy array"
     raise TypeError(
