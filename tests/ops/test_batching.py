@@ -129,7 +129,9 @@ def test_nested_vmap(
 def test_a_mapped_axis_is_a_leading_dimension_of_the_call(
     implementation: str | None,
 ) -> None:
-    gradient = jax.grad(lambda *operands: total(*operands, implementation=implementation), (0, 1, 2))
+    gradient = jax.grad(
+        lambda *operands: total(*operands, implementation=implementation), (0, 1, 2)
+    )
     mapped = jax.vmap(jax.vmap(gradient, in_axes=(1, None, None)), in_axes=(0, 0, None))
     query = jnp.zeros((2, 4, 7, 5, 4, 64), jnp.bfloat16)  # outer, batch, inner, T, N, D
     key = jnp.zeros((2, 4, 6, 2, 64), jnp.bfloat16)
