@@ -31,7 +31,7 @@ std::string DtypeName(ffi::DataType type) {
   for (const Dtype& dtype : kDtypes) {
     if (dtype.type == type) return std::string(dtype.name);
   }
-  return Concat(type);
+  return Concat("XLA element type ", static_cast<int>(type));
 }
 
 std::string DtypeNames() {

@@ -3,9 +3,9 @@
 #ifndef JAX_FLASH_FFI_STATUS_H_
 #define JAX_FLASH_FFI_STATUS_H_
 
-#include <sstream>
 #include <string>
 #include <string_view>
+#include <type_traits>
 
 #include "ffi/cuda_driver_types.h"
 #include "xla/ffi/api/ffi.h"
@@ -24,11 +24,22 @@ struct SourceLine {
   }
 };
 
+// Appends one part of a text. Streams are avoided: in a process that holds several copies of the
+// C++ library (ours is linked statically), using one can fail for want of its locale facet.
+template <typename Part>
+void AppendTo(std::string* text, const Part& part) {
+  if constexpr (std::is_arithmetic_v<Part>) {
+    text->append(std::to_string(part));
+  } else {
+    text->append(part);
+  }
+}
+
 template <typename... Parts>
 std::string Concat(const Parts&... parts) {
-  std::ostringstream text;
-  (text << ... << parts);
-  return text.str();
+  std::string text;
+  (AppendTo(&text, parts), ...);
+  return text;
 }
 
 ffi::Error MakeError(ffi::ErrorCode code, std::string_view what,

@@ -12,11 +12,6 @@ struct XLA_FFI_Error {
   std::string message;
 };
 
-// What an execution context is, is up to the implementation of the API: here, the device.
-struct XLA_FFI_ExecutionContext {
-  int device;
-};
-
 namespace jax_flash::testing {
 namespace {
 
@@ -31,19 +26,20 @@ XLA_FFI_Error* CreateError(XLA_FFI_Error_Create_Args* args) {
   return new XLA_FFI_Error{args->errc, args->message};
 }
 
-void GetErrorMessage(XLA_FFI_Error_GetMessage_Args* args) {
-  args->message = args->error->message.c_str();
+void DeleteError(XLA_FFI_Error_Destroy_Args* args) { delete args->error; }
+
+// What an execution context is, is up to the implementation of the API: here, a device's number.
+int DeviceOf(const XLA_FFI_ExecutionContext* context) {
+  return *reinterpret_cast<const int*>(context);
 }
 
-void DestroyError(XLA_FFI_Error_Destroy_Args* args) { delete args->error; }
-
 XLA_FFI_Error* GetStream(XLA_FFI_Stream_Get_Args* args) {
-  args->stream = reinterpret_cast<void*>(kFakeStreams + args->ctx->device);
+  args->stream = reinterpret_cast<void*>(kFakeStreams + DeviceOf(args->ctx));
   return nullptr;
 }
 
 XLA_FFI_Error* GetDeviceOrdinal(XLA_FFI_DeviceOrdinal_Get_Args* args) {
-  args->device_ordinal = args->ctx->device;
+  args->device_ordinal = DeviceOf(args->ctx);
   return nullptr;
 }
 
@@ -53,8 +49,7 @@ XLA_FFI_Api MakeApi() {
   api.api_version = {XLA_FFI_Api_Version_STRUCT_SIZE, nullptr, XLA_FFI_API_MAJOR,
                      XLA_FFI_API_MINOR};
   api.XLA_FFI_Error_Create = CreateError;
-  api.XLA_FFI_Error_GetMessage = GetErrorMessage;
-  api.XLA_FFI_Error_Destroy = DestroyError;
+  api.XLA_FFI_Error_Destroy = DeleteError;
   api.XLA_FFI_Stream_Get = GetStream;
   api.XLA_FFI_DeviceOrdinal_Get = GetDeviceOrdinal;
   return api;
@@ -200,11 +195,10 @@ Outcome Invocation::Run(XLA_FFI_Handler* handler, XLA_FFI_ExecutionStage stage, 
   std::vector<XLA_FFI_ArgType> operand_types(operands.size(), XLA_FFI_ArgType_BUFFER);
   std::vector<XLA_FFI_RetType> result_types(results.size(), XLA_FFI_RetType_BUFFER);
 
-  XLA_FFI_ExecutionContext context{device};
   XLA_FFI_CallFrame frame{};
   frame.struct_size = XLA_FFI_CallFrame_STRUCT_SIZE;
   frame.api = &api;
-  frame.ctx = &context;
+  frame.ctx = reinterpret_cast<XLA_FFI_ExecutionContext*>(&device);
   frame.stage = stage;
   frame.args = {XLA_FFI_Args_STRUCT_SIZE, nullptr, static_cast<int64_t>(operands.size()),
                 operand_types.data(), operand_pointers.data()};

@@ -87,11 +87,41 @@ TEST(OtherParametersThanListed) {
   std::vector<KernelArgument> resized = listed;
   resized[4] = PointerTo("output", "bf16");
   CHECK_CONTAINS(ParameterFailure("resized", resized), "parameter 4 (scale) of the kernel in ");
-  CHECK_CONTAINS(ParameterFailure("resized", resized),
-                 "has 8 bytes at offset 328; the manifest makes it 4 bytes at offset 328");
+  CHECK_CONTAINS(
+      ParameterFailure("resized", resized),
+      "has 8 bytes at offset 328; the manifest makes it 4 bytes at an offset from 328 to 331");
   std::vector<KernelArgument> moved = listed;
   std::swap(moved[0], moved[1]);
   CHECK_CONTAINS(ParameterFailure("moved", moved), "parameter 0 (query_heads) of the kernel in ");
+}
+
+// A kernel of a tensor map, a pointer and an int32 that the driver reports at the given offsets.
+KernelSpec WithOffsets(const std::string& variant, size_t map, size_t pointer, size_t integer) {
+  KernelSpec spec = MakeSpec(variant, {TensorMapOf("query", "bf16", 64, 64, 128),
+                                       PointerTo("output", "bf16"), Int32("batch")});
+  const std::string cubin = Concat("fake cubin\nkernel ", variant, "_kernel ", map, ":128 ",
+                                   pointer, ":8 ", integer, ":4\n");
+  spec.path = WriteFile(variant + "_other.cubin", cubin);
+  spec.sha256 = Sha256Hex(cubin);
+  return spec;
+}
+
+TEST(TheDriverMayPadTheFirstParameter) {
+  CHECK_EQ(Kernel(WithOffsets("at_0", 0, 128, 136)).Prepare(0).message(), "");
+  CHECK_EQ(Kernel(WithOffsets("at_48", 48, 176, 184)).Prepare(0).message(), "");
+  CHECK_CONTAINS(Failure(WithOffsets("at_64", 64, 192, 200), ffi::ErrorCode::kFailedPrecondition),
+                 "parameter 0 (query) of the kernel in ");
+  CHECK_CONTAINS(Failure(WithOffsets("gap", 0, 136, 144), ffi::ErrorCode::kFailedPrecondition),
+                 "has 8 bytes at offset 136; the manifest makes it 8 bytes at an offset from 128");
+  CHECK_CONTAINS(Failure(WithOffsets("overlap", 0, 128, 132), ffi::ErrorCode::kFailedPrecondition),
+                 "parameter 2 (batch) of the kernel in ");
+}
+
+TEST(AnUnreadableFile) {
+  KernelSpec spec = ForwardSpec("folder");
+  spec.path.erase(spec.path.rfind('/'));
+  CHECK_CONTAINS(Failure(spec, ffi::ErrorCode::kNotFound),
+                 Concat("cannot read cubin ", spec.path, ": Is a directory"));
 }
 
 TEST(AnotherArchitecture) {
