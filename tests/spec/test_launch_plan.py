@@ -1,0 +1,101 @@
+"""Grids, and the buffers and kernels of the two operations."""
+
+from itertools import product
+
+import pytest
+
+from jax_flash.spec.arch import Arch
+from jax_flash.spec.band_mask import BandMask
+from jax_flash.spec.kernel_args import PointerArgument, TensorMapArgument, kernel_arguments
+from jax_flash.spec.launch_plan import (
+    GridFactor,
+    LaunchPlan,
+    backward_operation,
+    forward_operation,
+    launch_plan,
+)
+from jax_flash.spec.support import variants_to_build
+from jax_flash.spec.tile_table import BACKWARD_TILES, FORWARD_TILES
+from jax_flash.spec.variant import DType, KernelRole
+
+PROBLEM = {"batch": 3, "query_length": 1000, "key_length": 77, "query_heads": 8, "key_heads": 2}
+BANDS = (BandMask(), BandMask(upper=True))
+
+
+OPERATIONS = [
+    operation
+    for dtype, head_dim, band in product(DType, (64, 128), BANDS)
+    for operation in (
+        forward_operation(Arch.SM90A, dtype, head_dim, band),
+        backward_operation(Arch.SM90A, dtype, head_dim, band, deterministic=False),
+        backward_operation(Arch.SM90A, dtype, head_dim, band, deterministic=True),
+    )
+]
+
+
+def test_blocks_are_the_product_of_the_ceilings():
+    plan = LaunchPlan(
+        threads=128,
+        shared_memory_bytes=0,
+        grid=(GridFactor(value="rows", divisor=64), GridFactor(value="batch")),
+    )
+    assert plan.blocks({"rows": 1, "batch": 1}) == 1
+    assert plan.blocks({"rows": 64, "batch": 3}) == 3
+    assert plan.blocks({"rows": 65, "batch": 3}) == 6
+
+
+@pytest.mark.parametrize("variant", variants_to_build(), ids=lambda variant: variant.name)
+def test_a_kernel_has_a_block_for_each_tile_it_owns(variant):
+    key = variant.arch, variant.head_dim
+    blocks = launch_plan(variant).blocks(PROBLEM)
+    if variant.role is KernelRole.FORWARD:
+        expected = -(-1000 // FORWARD_TILES[key].tile_q) * 8 * 3
+    elif variant.role is KernelRole.BACKWARD:
+        expected = -(-77 // BACKWARD_TILES[key].tile_kv) * 2 * 3
+    else:
+        expected = -(-1000 // BACKWARD_TILES[key].tile_q) * 8 * 3
+    assert blocks == expected
+
+
+@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda o: o.kernels[-1].name)
+def test_every_buffer_that_a_kernel_takes_is_an_operand_or_result(operation):
+    results = {buffer.name: buffer for buffer in operation.results}
+    assert len(results) == len(operation.results)
+    assert not results.keys() & set(operation.operands)
+    for kernel in operation.kernels:
+        for argument in kernel_arguments(kernel):
+            if isinstance(argument, PointerArgument | TensorMapArgument):
+                assert argument.operand in {*operation.operands, *results}
+                if argument.operand in results:
+                    dtype = results[argument.operand].dtype
+                    names = {"input": kernel.dtype.value, "float32": "f32", "int32": "s32"}
+                    assert argument.dtype == names[dtype]
+
+
+@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda o: o.kernels[-1].name)
+def test_every_result_is_written_by_some_kernel(operation):
+    taken = {
+        argument.operand
+        for kernel in operation.kernels
+        for argument in kernel_arguments(kernel)
+        if isinstance(argument, PointerArgument | TensorMapArgument)
+    }
+    assert {buffer.name for buffer in operation.results} <= taken
+
+
+def test_the_kernels_of_an_operation_are_built():
+    built = set(variants_to_build())
+    for operation in OPERATIONS:
+        assert set(operation.kernels) <= built
+
+
+def test_backward_is_three_kernels_in_order():
+    operation = backward_operation(
+        Arch.SM90A, DType.F16, 64, BandMask(upper=True), deterministic=True
+    )
+    assert [kernel.role for kernel in operation.kernels] == [
+        KernelRole.ROW_STATISTICS,
+        KernelRole.BACKWARD,
+        KernelRole.FINISH_DQ,
+    ]
+    assert [kernel.deterministic for kernel in operation.kernels] == [False, True, False]

@@ -1,0 +1,65 @@
+"""Why a problem has no kernel."""
+
+from dataclasses import replace
+
+import pytest
+
+from jax_flash.spec.arch import Arch
+from jax_flash.spec.band_mask import BandMask
+from jax_flash.spec.problem import AttentionProblem, Feature
+from jax_flash.spec.support import KERNEL_DTYPES, reasons_unsupported
+
+SUPPORTED = AttentionProblem(
+    dtype="bfloat16",
+    query_length=1000,
+    key_length=300,
+    query_heads=8,
+    key_heads=2,
+    head_dim=128,
+    value_head_dim=128,
+)
+
+
+@pytest.mark.parametrize("dtype", KERNEL_DTYPES)
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("band", [BandMask(), BandMask(upper=True)], ids=lambda band: band.name)
+def test_supported_problems(dtype, head_dim, band):
+    problem = replace(SUPPORTED, dtype=dtype, head_dim=head_dim, value_head_dim=head_dim, band=band)
+    assert reasons_unsupported(problem, Arch.SM90A) == ()
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"dtype": "float32"}, ("float32", "bfloat16 and float16")),
+        ({"head_dim": 96}, ("D=96", "Dv=128", "(64, 128)")),
+        ({"value_head_dim": 64}, ("D=128", "Dv=64")),
+        ({"band": BandMask(lower=True)}, ("bounded left window", "full and causal")),
+        ({"query_length": 0}, ("query_length=0", "at least one query")),
+        ({"key_length": 0}, ("key_length=0", "at least one")),
+    ],
+)
+def test_a_reason_says_what_was_given_and_what_kernels_need(change, words):
+    (reason,) = reasons_unsupported(replace(SUPPORTED, **change), Arch.SM90A)
+    for word in words:
+        assert word in reason
+
+
+@pytest.mark.parametrize("feature", Feature, ids=lambda feature: feature.name)
+def test_a_feature_is_named_by_its_public_name(feature):
+    problem = replace(SUPPORTED, features=frozenset({feature}))
+    (reason,) = reasons_unsupported(problem, Arch.SM90A)
+    assert reason.startswith(feature.value)
+
+
+def test_every_reason_is_given_at_once():
+    problem = replace(
+        SUPPORTED, dtype="float32", head_dim=96, features=frozenset({Feature.BIAS, Feature.SINKS})
+    )
+    assert len(reasons_unsupported(problem, Arch.SM90A)) == 4
+
+
+def test_heads_that_do_not_group_are_refused():
+    with pytest.raises(ValueError, match="query_heads=8 is not a multiple of key_heads=3"):
+        replace(SUPPORTED, key_heads=3)
+    assert SUPPORTED.heads_per_group == 4

@@ -1,0 +1,58 @@
+"""Tiles check themselves, and those in the table fit the hardware."""
+
+import pytest
+
+from jax_flash.spec.arch import Arch
+from jax_flash.spec.support import variants_to_build
+from jax_flash.spec.tile import BackwardTile, ForwardTile
+from jax_flash.spec.tile_table import BACKWARD_TILES, FORWARD_TILES
+
+FORWARD = {
+    "head_dim": 64,
+    "tile_q": 128,
+    "tile_kv": 128,
+    "num_stages": 2,
+    "num_consumer_warpgroups": 2,
+}
+
+
+@pytest.mark.parametrize(
+    ("tile", "change", "text"),
+    [
+        (ForwardTile, {"head_dim": 40}, "head_dim=40 is not a multiple of 16"),
+        (ForwardTile, {"tile_q": 192}, "tile_q=192 is not 64 rows for each of 2 consumer"),
+        (ForwardTile, {"tile_kv": 120}, "tile_kv=120 is not a multiple of 16 up to 256"),
+        (ForwardTile, {"tile_kv": 272}, "tile_kv=272 is not a multiple of 16 up to 256"),
+        (ForwardTile, {"num_stages": 1}, "num_stages=1: overlap needs at least 2"),
+        (BackwardTile, {"head_dim": 72}, "head_dim=72 is not a multiple of 16"),
+        (BackwardTile, {"tile_kv": 64}, "tile_kv=64 is not 64 rows for each of 2 consumer"),
+        (BackwardTile, {"tile_q": 96}, "tile_q=96 is not a multiple of 64"),
+        (BackwardTile, {"num_stages": 0}, "num_stages=0 is not positive"),
+    ],
+)
+def test_a_tile_that_the_instructions_cannot_do_is_refused(tile, change, text):
+    tile(**FORWARD)
+    with pytest.raises(ValueError, match=text):
+        tile(**(FORWARD | change))
+
+
+@pytest.mark.parametrize("table", [FORWARD_TILES, BACKWARD_TILES])
+def test_tiles_fit_a_block(table):
+    for (arch, head_dim), tile in table.items():
+        assert tile.head_dim == head_dim
+        assert tile.shared_memory_bytes <= arch.limits.shared_memory_bytes
+        assert tile.threads <= 1024
+
+
+def test_every_variant_has_tiles():
+    for variant in variants_to_build():
+        assert (variant.arch, variant.head_dim) in FORWARD_TILES
+        assert (variant.arch, variant.head_dim) in BACKWARD_TILES
+
+
+def test_shared_memory_of_a_forward_tile_by_hand():
+    tile = ForwardTile(**FORWARD)
+    # Q, two stages of K and of V, 128 rows of 64 two-byte elements each; 1 KiB of barriers.
+    assert tile.shared_memory_bytes == 5 * 128 * 64 * 2 + 1024
+    assert tile.threads == 3 * 128
+    assert Arch.SM90A.limits.shared_memory_bytes == 227 * 1024

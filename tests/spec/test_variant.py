@@ -1,0 +1,66 @@
+"""Kernel names, and which kernels exist."""
+
+import re
+
+import pytest
+
+from jax_flash.spec.arch import Arch, arch_of_compute_capability
+from jax_flash.spec.band_mask import BandMask
+from jax_flash.spec.support import variants_to_build
+from jax_flash.spec.variant import DType, KernelRole, KernelVariant
+
+CAUSAL = BandMask(upper=True)
+
+
+def variant(role: KernelRole, **changes) -> KernelVariant:
+    key = {"role": role, "arch": Arch.SM90A, "dtype": DType.BF16, "head_dim": 128}
+    return KernelVariant(**(key | changes))
+
+
+def test_names_are_unique_and_say_the_key():
+    variants = variants_to_build()
+    names = [variant.name for variant in variants]
+    assert len(set(names)) == len(names) == len(set(variants)) > 0
+    assert names == sorted(names)
+    for built, name in zip(variants, names, strict=True):
+        assert re.fullmatch(r"[a-z0-9_]+/[a-z0-9_]+", name)
+        assert name.startswith(f"{built.arch.value}/{built.role.value}_{built.dtype.value}_d")
+
+
+def test_names_never_change():
+    # They are part of exported programs (jax.export) and of cubin file names.
+    assert variant(KernelRole.FORWARD).name == "sm_90a/forward_bf16_d128_full"
+    assert (
+        variant(KernelRole.BACKWARD, band=CAUSAL, deterministic=True).name
+        == "sm_90a/backward_bf16_d128_causal_deterministic"
+    )
+    assert (
+        variant(KernelRole.ROW_STATISTICS, dtype=DType.F16, head_dim=64).name
+        == "sm_90a/row_statistics_f16_d64"
+    )
+    assert variant(KernelRole.FINISH_DQ).name == "sm_90a/finish_dq_bf16_d128"
+
+
+def test_the_variants_to_build_are_the_same_every_time_and_for_each_target():
+    assert variants_to_build() == variants_to_build()
+    assert variants_to_build() == tuple(built for arch in Arch for built in variants_to_build(arch))
+
+
+@pytest.mark.parametrize("role", [KernelRole.ROW_STATISTICS, KernelRole.FINISH_DQ])
+@pytest.mark.parametrize("change", [{"band": CAUSAL}, {"deterministic": True}])
+def test_keys_that_name_no_distinct_kernel_are_refused(role, change):
+    with pytest.raises(ValueError, match="depend on neither band nor determinism"):
+        variant(role, **change)
+
+
+def test_a_deterministic_forward_kernel_is_refused():
+    with pytest.raises(ValueError, match="every forward kernel is deterministic"):
+        variant(KernelRole.FORWARD, deterministic=True)
+
+
+def test_only_the_exact_compute_capability_has_an_arch():
+    assert arch_of_compute_capability(9, 0) is Arch.SM90A
+    assert arch_of_compute_capability(9, 1) is None
+    assert arch_of_compute_capability(8, 0) is None
+    for arch in Arch:
+        assert arch_of_compute_capability(*arch.compute_capability) is arch
