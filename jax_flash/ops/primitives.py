@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+import functools
+from typing import TYPE_CHECKING, Any
 
 import jax
-from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
-_cuda_only = Primitive("jax_flash_cuda_only")
+if TYPE_CHECKING:
+    from jax.extend.core import Primitive
 
 
 def cuda_only(array: jax.Array) -> jax.Array:
@@ -18,22 +19,20 @@ def cuda_only(array: jax.Array) -> jax.Array:
     lowered for CUDA. `jax.lax.platform_dependent` without a default does the same, with an error
     about its own internals.
     """
-    return _cuda_only.bind(array)
+    return _cuda_only().bind(array)
 
 
-@_cuda_only.def_impl
-def _run(array: jax.Array) -> jax.Array:
-    return jax.jit(_cuda_only.bind)(array)
+@functools.cache
+def _cuda_only() -> Primitive:
+    # jax.extend imports Pallas, a good part of what importing this package would cost.
+    from jax.extend.core import Primitive
 
-
-@_cuda_only.def_abstract_eval
-def _type(array: Any) -> Any:
-    return array
-
-
-def _lower_for_cuda(context: Any, operand: Any) -> list[Any]:
-    del context
-    return [operand]
+    primitive = Primitive("jax_flash_cuda_only")
+    primitive.def_impl(jax.jit(primitive.bind))
+    primitive.def_abstract_eval(lambda array: array)
+    mlir.register_lowering(primitive, _refuse)
+    mlir.register_lowering(primitive, lambda context, operand: [operand], platform="cuda")
+    return primitive
 
 
 def _refuse(context: Any, operand: Any) -> list[Any]:
@@ -44,7 +43,3 @@ def _refuse(context: Any, operand: Any) -> list[Any]:
         f"{', '.join(platforms)}. Run it where jax.devices() lists CUDA devices, or pass "
         'implementation=None (kernels on CUDA, plain JAX elsewhere) or "xla".'
     )
-
-
-mlir.register_lowering(_cuda_only, _refuse)
-mlir.register_lowering(_cuda_only, _lower_for_cuda, platform="cuda")
