@@ -1,0 +1,135 @@
+"""Results and gradients of the kernels against the float64 oracle (docs/numerics.md, accuracy)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jax_flash.reference.chunked import chunked_attention
+from jax_flash.testing import (
+    Case,
+    assert_close_to_oracle,
+    float64_oracle,
+    make_inputs,
+    results_and_gradients,
+)
+
+from .conftest import kernels
+
+# XLA would time every matrix product of the oracle, which takes longer than the tests.
+COMPILER_OPTIONS = {"xla_gpu_autotune_level": 0}
+
+# T, S, N, K, D, dtype, mask (full, or causal with a query offset), deterministic. Not the full
+# product: every length, ratio of heads, dtype, D, mask and mode, and the pairs likely to matter.
+ROWS = [
+    (1, 1, 2, 2, 64, "bfloat16", "full", False),
+    (1, 1, 2, 1, 128, "float16", 0, True),
+    (63, 63, 2, 2, 64, "float16", 0, False),
+    (63, 63, 4, 1, 128, "bfloat16", "full", False),
+    (64, 64, 2, 2, 128, "bfloat16", 0, True),
+    (64, 64, 2, 2, 64, "float16", "full", False),
+    (65, 65, 2, 2, 128, "float16", "full", True),
+    (65, 65, 8, 1, 64, "bfloat16", 0, False),
+    (127, 127, 2, 2, 128, "float16", 0, False),
+    (127, 127, 2, 2, 64, "bfloat16", "full", True),
+    (129, 129, 2, 2, 128, "bfloat16", "full", False),
+    (129, 129, 8, 2, 64, "float16", 0, True),
+    (1000, 1000, 4, 1, 128, "bfloat16", 0, False),
+    (1000, 1000, 8, 1, 64, "float16", "full", True),
+    (1000, 1000, 8, 8, 128, "float16", 0, True),
+    (4097, 4097, 2, 2, 64, "bfloat16", 0, True),
+    (4097, 4097, 2, 2, 128, "float16", 0, False),
+    (4097, 4097, 4, 1, 128, "bfloat16", "full", False),
+    # T != S: decoding, a chunk of a prefill, and fewer keys than queries.
+    (1, 4097, 8, 1, 128, "bfloat16", "full", False),
+    (1, 1000, 8, 2, 64, "bfloat16", 999, True),
+    (129, 1000, 4, 4, 128, "float16", 871, False),
+    (65, 200, 2, 2, 64, "bfloat16", "full", False),
+    (300, 65, 4, 1, 128, "bfloat16", "full", True),
+    (1000, 129, 2, 2, 128, "bfloat16", 0, False),
+    (1000, 1, 2, 2, 64, "float16", 0, True),
+    # Queries before the first key may attend to nothing.
+    (1000, 129, 4, 1, 64, "bfloat16", -871, False),
+    (200, 300, 2, 2, 128, "float16", -77, True),
+    (100, 80, 2, 2, 128, "bfloat16", -200, False),
+]
+
+
+def case_of(row: tuple) -> tuple[Case, int, bool]:
+    """Returns the case of a row, its query offset, and whether its backward is deterministic."""
+    queries, keys, heads, key_heads, head_dim, dtype, mask, deterministic = row
+    words = ("full",) if mask == "full" else ("causal", f"offset{mask}")
+    name = "-".join(
+        (f"{queries}x{keys}", f"heads{heads}over{key_heads}", f"d{head_dim}", dtype, *words)
+    )
+    case = Case(
+        name=f"{name}-deterministic" if deterministic else name,
+        tags=frozenset({"full"}),
+        queries=queries,
+        keys=keys,
+        heads=heads,
+        key_heads=key_heads,
+        head_dim=head_dim,
+        value_dim=head_dim,
+        dtype=dtype,
+        is_causal=mask != "full",
+    )
+    return case, 0 if mask == "full" else mask, deterministic
+
+
+def check(case: Case, *, query_offset: int, deterministic: bool, with_outliers: bool) -> None:
+    inputs = make_inputs(case, with_outliers=with_outliers)
+    semantics = replace(inputs.semantics, query_offset=jnp.int32(query_offset))
+    inputs = replace(inputs, semantics=semantics)
+    attention = kernels(query_offset=query_offset, deterministic=deterministic)
+    assert_close_to_oracle(
+        results_and_gradients(attention, inputs),
+        oracle=float64_oracle(inputs, compiler_options=COMPILER_OPTIONS),
+        ideal=results_and_gradients(chunked_attention, inputs, compiler_options=COMPILER_OPTIONS),
+    )
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: case_of(row)[0].name)
+def test_normal_inputs(row: tuple) -> None:
+    case, query_offset, deterministic = case_of(row)
+    check(case, query_offset=query_offset, deterministic=deterministic, with_outliers=False)
+
+
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_inputs_with_outliers(head_dim: int, dtype: str) -> None:
+    case, query_offset, deterministic = case_of((513, 700, 4, 2, head_dim, dtype, 187, False))
+    check(case, query_offset=query_offset, deterministic=deterministic, with_outliers=True)
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_rows_that_may_attend_to_nothing(deterministic: bool) -> None:
+    case, _, _ = case_of((200, 300, 4, 2, 64, "bfloat16", -77, deterministic))
+    attention = kernels(query_offset=-77, deterministic=deterministic)
+    results = results_and_gradients(attention, make_inputs(case))
+    assert (results["output"][:, :77] == 0).all()
+    assert (results["lse"][:, :77] == -np.inf).all()
+    assert (results["d_query"][:, :77] == 0).all()
+    # The last query sees key 199 - 77; later keys are seen by none.
+    assert (results["d_key"][:, 123:] == 0).all()
+    assert (results["d_value"][:, 123:] == 0).all()
+    assert np.isfinite(results["lse"][:, 77:]).all()
+    for name in ("output", "d_query", "d_key", "d_value"):
+        assert np.isfinite(results[name].astype(np.float32)).all()
+
+
+def test_the_check_of_accuracy_notices_a_wrong_scale() -> None:
+    case, _, _ = case_of((129, 129, 2, 2, 64, "bfloat16", 0, False))
+    inputs = make_inputs(case)
+    wrong = replace(inputs, semantics=replace(inputs.semantics, scale=0.126))
+    with pytest.raises(AssertionError, match="output"):
+        assert_close_to_oracle(
+            results_and_gradients(kernels(), wrong),
+            oracle=float64_oracle(inputs, compiler_options=COMPILER_OPTIONS),
+            ideal=results_and_gradients(
+                chunked_attention, inputs, compiler_options=COMPILER_OPTIONS
+            ),
+        )
