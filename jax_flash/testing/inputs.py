@@ -55,7 +55,7 @@ def make_inputs(case: Case, *, seed: int = 0, with_outliers: bool = False) -> In
         if with_outliers:
             outliers = 10 * random.standard_normal(shape)
             values = values + np.where(random.random(shape) < 0.001, outliers, 0)
-        return jnp.asarray(values.astype(np.float32)).astype(case.dtype)
+        return jnp.asarray(values.astype(jnp.dtype(case.dtype)))
 
     rows = (case.batch, case.queries, case.heads)
     return Inputs(
@@ -124,13 +124,14 @@ def poison_padding(inputs: Inputs) -> Inputs:
     semantics = inputs.semantics
 
     def poison(array: jax.Array, lengths: Any, segment_ids: Any) -> jax.Array:
-        positions = jnp.arange(array.shape[1])
-        is_padding = jnp.zeros(array.shape[:2], bool)
+        poisoned = np.array(array)
+        is_padding = np.zeros(array.shape[:2], bool)
         if lengths is not None:
-            is_padding |= positions >= lengths[:, None]
+            is_padding |= np.arange(array.shape[1]) >= np.asarray(lengths)[:, None]
         if segment_ids is not None:
-            is_padding |= segment_ids < 0
-        return jnp.where(jnp.expand_dims(is_padding, range(2, array.ndim)), jnp.nan, array)
+            is_padding |= np.asarray(segment_ids) < 0
+        poisoned[is_padding] = np.nan
+        return jnp.asarray(poisoned)
 
     query_side = (semantics.query_lengths, semantics.query_segment_ids)
     key_side = (semantics.key_lengths, semantics.key_segment_ids)

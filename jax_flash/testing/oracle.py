@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import jax
@@ -16,12 +17,22 @@ from jax_flash.testing.inputs import Inputs
 Implementation = Callable[[jax.Array, jax.Array, jax.Array, Semantics], tuple[jax.Array, jax.Array]]
 
 
-def results_and_gradients(implementation: Implementation, inputs: Inputs) -> dict[str, np.ndarray]:
+CompilerOptions = Mapping[str, str | int | bool]
+
+
+def results_and_gradients(
+    implementation: Implementation,
+    inputs: Inputs,
+    *,
+    compiler_options: CompilerOptions | None = None,
+) -> dict[str, np.ndarray]:
     """Runs an implementation, compiled, forward and backward.
 
     Args:
-        implementation: (query, key, value, semantics) -> (output, log-sum-exp).
+        implementation: (query, key, value, semantics) -> (output, log-sum-exp). Compiled once for
+            each shape, so pass the same function, not a new lambda, each time.
         inputs: its operands and the cotangents of its results.
+        compiler_options: of `jax.jit`.
 
     Returns:
         output, lse, d_query, d_key, d_value, and d_bias and d_sinks where these are given; each
@@ -31,8 +42,14 @@ def results_and_gradients(implementation: Implementation, inputs: Inputs) -> dic
     for name in ("bias", "sinks"):
         if getattr(inputs.semantics, name) is not None:
             floats[name] = getattr(inputs.semantics, name)
+    options = tuple(sorted((compiler_options or {}).items()))
+    run = _compiled(implementation, options)
+    results = run(floats, inputs.semantics, inputs.d_output, inputs.d_lse)
+    return {name: np.asarray(array) for name, array in results.items()}
 
-    @jax.jit
+
+@functools.lru_cache(maxsize=32)
+def _compiled(implementation: Implementation, options: tuple) -> Callable[..., dict]:
     def run(floats, semantics, d_output, d_lse):
         def attention(floats):
             given = {name: floats[name] for name in floats if name in ("bias", "sinks")}
@@ -45,27 +62,30 @@ def results_and_gradients(implementation: Implementation, inputs: Inputs) -> dic
         results = {"output": output, "lse": lse}
         return results | {f"d_{name}": gradients[name] for name in floats}
 
-    results = run(floats, inputs.semantics, inputs.d_output, inputs.d_lse)
-    return {name: np.asarray(array) for name, array in results.items()}
+    return jax.jit(run, compiler_options=dict(options))
 
 
-def float64_oracle(inputs: Inputs) -> dict[str, np.ndarray]:
+def float64_oracle(
+    inputs: Inputs, *, compiler_options: CompilerOptions | None = None
+) -> dict[str, np.ndarray]:
     """What `results_and_gradients` would return if arithmetic were exact, very nearly.
 
     Runs `attention_reference` in float64 on the default device: quadratic memory, slow on GPUs.
 
     Args:
         inputs: of any dtype; their values are taken as exact.
+        compiler_options: of `jax.jit`.
 
     Returns:
         The same names, all in float64.
     """
+
+    def widen(array):
+        array = np.asarray(array)
+        is_float = jnp.issubdtype(array.dtype, jnp.floating)
+        return jnp.asarray(array.astype(np.float64) if is_float else array)
+
     with jax.enable_x64(True):
-
-        def widen(array):
-            is_float = jnp.issubdtype(array.dtype, jnp.floating)
-            return array.astype(jnp.float64) if is_float else array
-
         wide = Inputs(
             query=widen(inputs.query),
             key=widen(inputs.key),
@@ -74,8 +94,10 @@ def float64_oracle(inputs: Inputs) -> dict[str, np.ndarray]:
             d_output=widen(inputs.d_output),
             d_lse=widen(inputs.d_lse),
         )
+        return results_and_gradients(_float64_reference, wide, compiler_options=compiler_options)
 
-        def oracle(query, key, value, semantics):
-            return attention_reference(query, key, value, semantics, precision_dtype=jnp.float64)
 
-        return results_and_gradients(oracle, wide)
+def _float64_reference(
+    query: jax.Array, key: jax.Array, value: jax.Array, semantics: Semantics
+) -> tuple[jax.Array, jax.Array]:
+    return attention_reference(query, key, value, semantics, precision_dtype=jnp.float64)

@@ -32,8 +32,17 @@ from jax_flash.testing.cases import FEATURES
 ROUNDINGS = {"bfloat16": 4, "float16": 4, "float32": 24}
 
 
-def _assert_near_oracle(inputs: Inputs) -> None:
-    actual, oracle = results_and_gradients(chunked_attention, inputs), float64_oracle(inputs)
+# Most of these tests compile for longer than they run. `test_named_cases` compiles as users do.
+QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+
+
+def _run(inputs: Inputs) -> dict[str, np.ndarray]:
+    return results_and_gradients(chunked_attention, inputs, compiler_options=QUICK)
+
+
+def _assert_near_oracle(inputs: Inputs, actual: dict[str, np.ndarray] | None = None) -> None:
+    actual = actual or _run(inputs)
+    oracle = float64_oracle(inputs, compiler_options=QUICK)
     dtype = inputs.query.dtype
     for name, expected in oracle.items():
         # The log-sum-exp is never rounded to the operands' dtype.
@@ -56,7 +65,8 @@ def _case(**changes: Any) -> Case:
 
 @pytest.mark.parametrize("case", cases_tagged("quick"), ids=lambda case: case.name)
 def test_named_cases(case):
-    _assert_near_oracle(make_inputs(case))
+    inputs = make_inputs(case)
+    _assert_near_oracle(inputs, results_and_gradients(chunked_attention, inputs))
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
@@ -103,8 +113,9 @@ def test_bias_gradient_has_the_shape_of_the_bias(shape):
     inputs = make_inputs(_case(queries=290, keys=300))
     bias = jnp.asarray(np.random.default_rng(5).standard_normal(shape).astype(np.float32))
     inputs = replace(inputs, semantics=replace(inputs.semantics, bias=bias))
-    assert results_and_gradients(chunked_attention, inputs)["d_bias"].shape == shape
-    _assert_near_oracle(inputs)
+    results = _run(inputs)
+    assert results["d_bias"].shape == shape
+    _assert_near_oracle(inputs, results)
 
 
 def test_bias_of_another_dtype_and_minus_infinity():
@@ -113,10 +124,10 @@ def test_bias_of_another_dtype_and_minus_infinity():
     bias = bias.at[7].set(-jnp.inf)
     for dtype in (jnp.float32, jnp.bfloat16):
         given = replace(inputs, semantics=replace(inputs.semantics, bias=bias.astype(dtype)))
-        results = results_and_gradients(chunked_attention, given)
+        results = _run(given)
         assert results["d_bias"].dtype == dtype
         assert (results["lse"][:, 7] == -np.inf).all() and (results["output"][:, 7] == 0).all()
-        _assert_near_oracle(given)
+        _assert_near_oracle(given, results)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
@@ -139,15 +150,15 @@ def test_padding_reaches_nothing(features, dtype, queries):
     assert jnp.isnan(poisoned.query).any() and jnp.isnan(poisoned.value).any()
     for implementation in (chunked_attention, attention_reference):
         assert_bitwise_equal(
-            results_and_gradients(implementation, poisoned),
-            results_and_gradients(implementation, clean),
+            results_and_gradients(implementation, poisoned, compiler_options=QUICK),
+            results_and_gradients(implementation, clean, compiler_options=QUICK),
         )
 
 
 def test_not_a_number_in_a_valid_row_is_not_hidden():
     inputs = make_inputs(_case())
     query = inputs.query.at[0, 4, 0, 0].set(jnp.nan)
-    results = results_and_gradients(chunked_attention, replace(inputs, query=query))
+    results = _run(replace(inputs, query=query))
     is_affected = np.isnan(results["lse"])
     assert is_affected[0, 4, 0] and is_affected.sum() == 1
     assert np.isnan(results["output"][0, 4, 0]).all()
@@ -166,9 +177,9 @@ def test_axes_of_no_entries(queries, keys, batch):
         d_output=inputs.d_output[:batch, :queries],
         d_lse=inputs.d_lse[:batch, :queries],
     )
-    results = results_and_gradients(chunked_attention, inputs)
+    results = _run(inputs)
     assert results["output"].shape == inputs.d_output.shape
-    _assert_near_oracle(inputs)
+    _assert_near_oracle(inputs, results)
 
 
 @pytest.mark.parametrize("is_causal", [False, True])
