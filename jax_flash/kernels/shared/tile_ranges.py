@@ -54,13 +54,17 @@ def query_tile_range(
     query_length: Int32,
     tile_q: cutlass.Constexpr,
 ):
-    """Returns ``(begin, end)`` query tiles that may see a key of ``[first_key, +rows)``."""
+    """Returns ``(begin, end)`` query tiles that may see a key of ``[first_key, +rows)``.
+
+    The exact transpose of :func:`key_tile_range`: a query tile is in this range if and only if the
+    key tile is in that one's. Deterministic backward counts on it; so neither may look at whether
+    the last rows of its own tile exist.
+    """
     begin = Int32(0)
     end_query = query_length
     if cutlass.const_expr(band.mask.upper):
         begin = cutlass.max(first_key - band.upper, 0) // tile_q
     if cutlass.const_expr(band.mask.lower):
-        last_key = cutlass.min(first_key + rows, band.key_length) - 1
-        end_query = cutlass.max(cutlass.min(query_length, last_key - band.lower + 1), 0)
+        end_query = cutlass.max(cutlass.min(query_length, first_key + rows - band.lower), 0)
     end = (end_query + tile_q - 1) // tile_q
     return begin, end

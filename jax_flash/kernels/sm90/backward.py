@@ -10,6 +10,7 @@ query head of the group, so that dK and dV are summed in registers, in a fixed o
 grouped heads::
 
     warpgroup 0   producer   one warp issues TMA:  K, V (once), then Q, lse and dO, delta tiles
+                  order      one warp keeps the turns of adding to dQ, when deterministic
     warpgroup 1   consumer   keys  0..63    S^T = K Q^T   dP^T = V dO^T   dV += P^T dO
     warpgroup 2   consumer   keys 64..127   dK += dS^T Q  dS -> shared memory, then dQ part = dS K
                                             over all keys of the block, reduced to global memory
@@ -29,8 +30,9 @@ from jax_flash.kernels.shared.tile_ranges import BandValues, query_tile_range
 from jax_flash.kernels.sm90 import dq_accumulator, pipelines, wgmma
 from jax_flash.kernels.sm90.backward_compute import compute
 from jax_flash.kernels.sm90.backward_load import load
+from jax_flash.kernels.sm90.backward_order import order
 from jax_flash.kernels.sm90.tma import TmaOperand, tma_atom
-from jax_flash.kernels.sm90.warp_schedule import REGISTERS, WARPGROUP_THREADS
+from jax_flash.kernels.sm90.warp_schedule import REGISTERS, WARPGROUP_THREADS, WARPGROUP_WARPS
 from jax_flash.spec.launch_plan import launch_plan
 from jax_flash.spec.tile import BackwardTile
 from jax_flash.spec.tile_table import BACKWARD_TILES
@@ -56,6 +58,9 @@ class BackwardContext(NamedTuple):
     delta: cute.Pointer
     dq_accumulator: cute.Pointer
     dq_semaphores: cute.Pointer
+    turn_barrier: cute.Pointer
+    added_barrier: cute.Pointer
+    descending: bool
     key_barriers: cute.Pointer
     query_pipeline: PipelineTmaAsync
     d_output_pipeline: PipelineTmaAsync
@@ -92,9 +97,13 @@ class BackwardContext(NamedTuple):
         """Columns of dQ that one warpgroup computes."""
         return dq_accumulator.columns(self.tile)
 
+    def head_tile(self, head: Int32, tile: Int32) -> Int32:
+        """Returns the index of a query tile among those of all batch elements and heads."""
+        return (self.batch * self.query_heads + head) * self.query_tiles + tile
+
     def rows_of_head(self, pointer: cute.Pointer, head: Int32) -> cute.Tensor:
         """Returns the row statistics ``(tile_q, query_tiles)`` of one query head."""
-        offset = Int64(self.batch * self.query_heads + head) * self.query_tiles * self.tile.tile_q
+        offset = Int64(self.head_tile(head, 0)) * self.tile.tile_q
         layout = cute.make_layout((self.tile.tile_q, self.query_tiles))
         return cute.make_tensor((pointer + offset).align(16), layout)
 
@@ -216,8 +225,12 @@ class BackwardKernel:
         key_barriers = memory.allocate_array(cutlass.Int64, consumers)
         query_barriers = memory.allocate_array(cutlass.Int64, 2 * tile.num_stages)
         d_output_barriers = memory.allocate_array(cutlass.Int64, 2 * tile.num_stages)
+        turn_barrier = memory.allocate_array(cutlass.Int64, 1)
+        added_barrier = memory.allocate_array(cutlass.Int64, 1)
         if warp == 0:
             pipelines.init_barriers(key_barriers, consumers, 1)
+            pipelines.init_barriers(turn_barrier, 1, 1)
+            pipelines.init_barriers(added_barrier, 1, consumers * WARPGROUP_WARPS)
 
         query_operand = TmaOperand(tma_query, query_shared)
         row_bytes = tile.tile_q * Float32.width // 8
@@ -226,6 +239,12 @@ class BackwardKernel:
         head_and_batch = block // key_tiles
         batch = head_and_batch // key_heads
         key_tile = block - head_and_batch * key_tiles
+        # Deterministic blocks add to dQ in the order in which they start. Under a causal mask the
+        # last key tile has the fewest queries and starts first: each block then meets its first
+        # query tile when it is its turn, with no wait ("shortest processing time first").
+        descending = self.variant.deterministic and self.variant.band.upper
+        if cutlass.const_expr(descending):
+            key_tile = key_tiles - 1 - key_tile
         ctx = BackwardContext(
             tile=tile,
             dtype=self.dtype,
@@ -243,6 +262,9 @@ class BackwardKernel:
             delta=delta,
             dq_accumulator=dq_accumulator_pointer,
             dq_semaphores=dq_semaphores,
+            turn_barrier=turn_barrier,
+            added_barrier=added_barrier,
+            descending=descending,
             key_barriers=key_barriers,
             query_pipeline=pipelines.tma_pipeline(
                 query_barriers, tile.num_stages, query_operand.tile_bytes + row_bytes, consumers
@@ -277,6 +299,9 @@ class BackwardKernel:
             cute.arch.setmaxregister_decrease(self.registers.producer)
             if warp == 0:
                 load(ctx, begin, end)
+            if cutlass.const_expr(self.variant.deterministic):
+                if warp == 1:
+                    order(ctx, begin, end)
         else:
             cute.arch.setmaxregister_increase(self.registers.consumer)
             thread, _, _ = cute.arch.thread_idx()

@@ -6,7 +6,6 @@ from cutlass import Float32, Int32
 from cutlass.cute.nvgpu import warpgroup
 
 from jax_flash.kernels.shared.masking import FragmentPosition, mask_keys_in_rows
-from jax_flash.kernels.shared.tile_ranges import key_tile_range
 from jax_flash.kernels.sm90 import dq_accumulator, wgmma
 from jax_flash.kernels.sm90.warp_schedule import WARPGROUP_THREADS, NamedBarrier
 
@@ -72,6 +71,7 @@ def compute(ctx: cutlass.Constexpr, consumer: Int32, thread: Int32, begin: Int32
     tile_q = ctx.query.rows
     query_pipeline, d_output_pipeline = ctx.query_pipeline, ctx.d_output_pipeline
     query_state, d_output_state = ctx.consumer_state(), ctx.consumer_state()
+    head_tile = ctx.head_tile
     buffer = Int32(0)
     cute.arch.mbarrier_wait(ctx.key_barriers + consumer, 0)
 
@@ -150,8 +150,9 @@ def compute(ctx: cutlass.Constexpr, consumer: Int32, thread: Int32, begin: Int32
             query_state.advance()
             d_output_state.advance()
             warpgroup.wait_group(0)
+            # The parity of `buffer` is also that of the turn: one turn an iteration.
+            add_d_query(ctx, d_query, head_tile(head, tile), buffer, consumer, thread)
             buffer = buffer ^ 1
-            add_d_query(ctx, d_query, head, tile, consumer, thread)
 
     # The keys of every warpgroup are read by all; none may be overwritten before all are done.
     cute.arch.barrier(
@@ -213,42 +214,22 @@ def to_d_scores(
 def add_d_query(
     ctx: cutlass.Constexpr,
     d_query: cute.Tensor,
-    head: Int32,
-    tile: Int32,
+    head_tile: Int32,
+    phase: Int32,
     consumer: Int32,
     thread: Int32,
 ):
-    """Adds this block's part of dQ to the accumulator; in key order when deterministic.
-
-    Deterministic: a semaphore for each (batch, head, query tile) counts the warpgroups that have
-    added. A block waits until all earlier key tiles that visit this query tile have; blocks start
-    in key order, so the wait always ends.
-    """
-    head_tile = (ctx.batch * ctx.query_heads + head) * ctx.query_tiles + tile
+    """Adds this block's part of dQ to the accumulator; in its turn when deterministic."""
     destination = dq_accumulator.fragment_of(
         ctx.dq_accumulator, ctx.tile, head_tile, consumer, thread
     )
-    if cutlass.const_expr(not ctx.deterministic):
-        dq_accumulator.add(destination, d_query)
-    else:
-        barrier = NamedBarrier.CONSUMER_0 + consumer
-        semaphore = ctx.dq_semaphores + head_tile
-        if thread == 0:
-            first_visitor, _, _ = key_tile_range(
-                ctx.band, tile * ctx.query.rows, ctx.query.rows, ctx.tile_kv
-            )
-            turn = (ctx.key_tile - first_visitor) * ctx.num_consumers
-            # Both warpgroups of an earlier block add to their own columns or rows before
-            # either of this block: one count orders them all.
-            count = cute.arch.load(semaphore, Int32, sem="acquire", scope="gpu")
-            while count < turn:
-                count = cute.arch.load(semaphore, Int32, sem="acquire", scope="gpu")
-        cute.arch.barrier(barrier_id=barrier, number_of_threads=WARPGROUP_THREADS)
-        dq_accumulator.add(destination, d_query)
-        cute.arch.fence_acq_rel_gpu()
-        cute.arch.barrier(barrier_id=barrier, number_of_threads=WARPGROUP_THREADS)
-        if thread == 0:
-            cute.arch.red(semaphore, Int32(1), op="add", dtype="s32", sem="release", scope="gpu")
+    if cutlass.const_expr(ctx.deterministic):
+        cute.arch.mbarrier_wait(ctx.turn_barrier, phase)
+    dq_accumulator.add(destination, d_query)
+    if cutlass.const_expr(ctx.deterministic):
+        cute.arch.sync_warp()
+        with cute.arch.elect_one():
+            cute.arch.mbarrier_arrive(ctx.added_barrier)
 
 
 @cute.jit

@@ -22,6 +22,7 @@ from cutlass import Float32, Int32
 from cutlass.cute.nvgpu import cpasync
 from cutlass.pipeline import PipelineTmaAsync, PipelineUserType, make_pipeline_state
 
+from jax_flash.kernels.shared.tile_scheduler import work_of_block
 from jax_flash.kernels.shared.tile_ranges import BandValues, key_tile_range
 from jax_flash.kernels.sm90 import pipelines, wgmma
 from jax_flash.kernels.sm90.forward_compute import compute
@@ -155,13 +156,13 @@ class ForwardKernel:
 
         key_operand = TmaOperand(tma_key, key_shared)
         value_operand = TmaOperand(tma_value, value_shared)
-        query_tiles = (query_length + tile.tile_q - 1) // tile.tile_q
         block, _, _ = cute.arch.block_idx()
-        position = block % query_tiles
-        if cutlass.const_expr(self.variant.band.upper):
-            position = query_tiles - 1 - position  # the longest rows first
-        head_and_batch = block // query_tiles
-        batch = head_and_batch // query_heads
+        position, head, batch = work_of_block(
+            block,
+            (query_length + tile.tile_q - 1) // tile.tile_q,
+            query_heads,
+            longest_first=self.variant.band.upper,
+        )
         ctx = ForwardContext(
             query=TmaOperand(tma_query, query_shared),
             key=key_operand,
@@ -192,7 +193,7 @@ class ForwardKernel:
             query_length=query_length,
             band=BandValues(self.variant.band, band_lower, band_upper, key_length),
             query_tile=position,
-            head=head_and_batch - batch * query_heads,
+            head=head,
             batch=batch,
             heads_per_group=query_heads // key_heads,
         )

@@ -46,12 +46,16 @@ def compute(
     value_state = ctx.consumer_state()
     cute.arch.mbarrier_wait(ctx.query_barriers + consumer, 0)
 
+    start_turns(ctx, consumer)
+
     if begin < end:
         scores = wgmma.accumulator(mma_scores, ctx.key.rows)
         key_pipeline.consumer_wait(key_state)
+        wait_turn(ctx, consumer)
         warpgroup.fence()
         wgmma.issue(mma_scores, scores, queries, keys[None, None, None, key_state.index], True)
         warpgroup.commit_group()
+        pass_turn(ctx, consumer)
         warpgroup.wait_group(0)
         key_pipeline.consumer_release(key_state)
         key_state.advance()
@@ -64,12 +68,15 @@ def compute(
             tile = end - 2 - step
             next_scores = wgmma.accumulator(mma_scores, ctx.key.rows)
             key_pipeline.consumer_wait(key_state)
+            wait_turn(ctx, consumer)
             warpgroup.fence()
             wgmma.issue(
                 mma_scores, next_scores, queries, keys[None, None, None, key_state.index], True
             )
             warpgroup.commit_group()
+            rescale_rows(output_rows, rescale)
             value_pipeline.consumer_wait(value_state)
+            warpgroup.fence()
             wgmma.issue(
                 mma_values,
                 output,
@@ -78,6 +85,7 @@ def compute(
                 False,
             )
             warpgroup.commit_group()
+            pass_turn(ctx, consumer)
             warpgroup.wait_group(1)
             key_pipeline.consumer_release(key_state)
             key_state.advance()
@@ -89,8 +97,8 @@ def compute(
             value_pipeline.consumer_release(value_state)
             value_state.advance()
             weights.store(next_scores.load().to(ctx.dtype))
-            multiply_rows(output_rows, rescale)
 
+        rescale_rows(output_rows, rescale)
         value_pipeline.consumer_wait(value_state)
         warpgroup.fence()
         wgmma.issue(
@@ -115,6 +123,41 @@ def mask_tile(ctx: cutlass.Constexpr, scores: cute.Tensor, first_row: Int32, fir
     """Hides what the band and the key length hide from a tile of scores."""
     position = FragmentPosition(first_row, first_column, wgmma.row_offset, wgmma.column_offset)
     mask_keys_in_columns(scores, position, ctx.band)
+
+
+@cute.jit
+def start_turns(ctx: cutlass.Constexpr, consumer: Int32):
+    """Gives the first turn to the first consumer."""
+    if consumer == ctx.num_consumers - 1:
+        pass_turn(ctx, consumer)
+
+
+@cute.jit
+def wait_turn(ctx: cutlass.Constexpr, consumer: Int32):
+    """Waits until the consumer before this one has issued its matmuls.
+
+    Consumers take turns ("ping-pong", FlashAttention 3, section 3.1): one's softmax runs while
+    the tensor cores work for another.
+    """
+    cute.arch.barrier(
+        barrier_id=NamedBarrier.TURN_0 + consumer, number_of_threads=2 * WARPGROUP_THREADS
+    )
+
+
+@cute.jit
+def pass_turn(ctx: cutlass.Constexpr, consumer: Int32):
+    """Lets the next consumer issue its matmuls."""
+    following = 0 if consumer == ctx.num_consumers - 1 else consumer + 1
+    cute.arch.barrier_arrive(
+        barrier_id=NamedBarrier.TURN_0 + following, number_of_threads=2 * WARPGROUP_THREADS
+    )
+
+
+@cute.jit
+def rescale_rows(rows: cute.Tensor, factors: cute.Tensor):
+    """Multiplies each row by its factor; nothing to do when all rows of the warp keep theirs."""
+    if cute.arch.vote_any_sync(factors[0] != 1.0 or factors[1] != 1.0):
+        multiply_rows(rows, factors)
 
 
 @cute.jit
