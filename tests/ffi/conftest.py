@@ -29,11 +29,11 @@ def run(*command: str, **options) -> None:
 
 @pytest.fixture(scope="session")
 def build(tmp_path_factory: pytest.TempPathFactory) -> Build:
-    """Returns `build(*cmake_options) -> build folder`, tests and the fake driver included."""
+    """Returns `build(targets, *cmake_options) -> build folder`."""
     built: dict[tuple[str, ...], Path] = {}
 
-    def build_once(*options: str) -> Path:
-        if options not in built:
+    def build_once(targets: tuple[str, ...], *options: str) -> Path:
+        if (*targets, *options) not in built:
             folder = tmp_path_factory.mktemp("ffi_build")
             run(
                 *(tool("cmake"), "-G", "Ninja", "-S", str(ROOT), "-B", str(folder)),
@@ -42,14 +42,15 @@ def build(tmp_path_factory: pytest.TempPathFactory) -> Build:
                 *("-DJAX_FLASH_BUILD_CUBINS=OFF", "-DJAX_FLASH_BUILD_TESTS=ON"),
                 *options,
             )
-            run(tool("cmake"), "--build", str(folder))
-            built[options] = folder
-        return built[options]
+            run(tool("cmake"), "--build", str(folder), "--target", *targets)
+            built[(*targets, *options)] = folder
+        return built[(*targets, *options)]
 
     return build_once
 
 
 @pytest.fixture(scope="session")
 def testing_build(build: Build) -> Path:
-    """A build of the extension with the handlers for XLA's CPU backend."""
-    return build("-DCMAKE_BUILD_TYPE=Debug", "-DJAX_FLASH_TESTING=ON")
+    """A build of the extension with the handlers for XLA's CPU backend, and the fake driver."""
+    options = ("-DCMAKE_BUILD_TYPE=Debug", "-DJAX_FLASH_TESTING=ON")
+    return build(("_ffi", "fakecuda"), *options)
