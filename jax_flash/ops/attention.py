@@ -73,6 +73,22 @@ def _attend_bwd(route: Route, residuals: Any, cotangents: Results) -> tuple[Any,
 _attend.defvjp(_attend_fwd, _attend_bwd)
 
 
+@jax.custom_jvp
+def _first_order_only(operands: Any) -> Any:
+    """Returns its argument, and raises when differentiated."""
+    return operands
+
+
+@_first_order_only.defjvp
+def _refuse_second_order(primals: Any, tangents: Any) -> Any:
+    del primals, tangents
+    raise NotImplementedError(
+        "The gradient of jax_flash.attention was differentiated again, and there is no second "
+        "derivative of it. For second derivatives use jax.nn.dot_product_attention(..., "
+        'implementation="xla"), which takes T x S memory.'
+    )
+
+
 # Compiled as a whole when called eagerly, and traced once for equal layers of a model; inlined, so
 # that what the caller's jit sees is the same either way.
 @partial(jax.jit, static_argnames="route", inline=True)
@@ -87,6 +103,7 @@ def _forward(
         buffers = call_operation(call.forward, call, named)
         return buffers["output"], buffers["lse"]
 
+    query, key, value, semantics = _first_order_only((query, key, value, semantics))
     return Results(*batch_alike(*_on_route(route, plain, kernels, query, key, value)))
 
 
@@ -113,7 +130,7 @@ def _backward(
         buffers = call_operation(call.backward, call, named)
         return buffers["d_query"], buffers["d_key"], buffers["d_value"]
 
-    operands = query, key, value, *results, *cotangents
+    operands, semantics = _first_order_only(((query, key, value, *results, *cotangents), semantics))
     if route.kernels is None:
         return _on_route(route, plain, kernels, *operands)
     # Calls with bias or sinks have no kernels, so their gradients are no results here.

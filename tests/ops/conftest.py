@@ -1,6 +1,6 @@
 """Fixtures of the tests of the JAX layer."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jax_flash.ops import registration
+from jax_flash.ops import dispatch, registration
 from jax_flash.ops.registration import Registration
 from jax_flash.spec.kernel_args import kernel_arguments
 from jax_flash.spec.launch_plan import launch_plan
@@ -54,9 +54,17 @@ def _fields(entry: CubinEntry) -> dict[str, Any]:
     return {name: getattr(entry, name) for name in asdict(entry)}
 
 
+@pytest.fixture(autouse=True)
+def on_the_cpu() -> Iterator[None]:
+    """Runs what a test runs on the CPU, also where there is a GPU."""
+    with jax.default_device(jax.devices("cpu")[0]):
+        yield
+
+
 @pytest.fixture
 def all_kernels(monkeypatch: pytest.MonkeyPatch) -> Registration:
-    """Registers every kernel that the specification names, as an installation with cubins has."""
+    """Registers every kernel of the specification, on a machine that has no GPU."""
+    monkeypatch.setattr(dispatch, "_cuda_devices", list)
     registered = Registration(
         directory=Path("cubins"),
         kernels={variant.name: _entry(variant) for variant in variants_to_build()},

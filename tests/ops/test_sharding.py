@@ -19,6 +19,11 @@ BATCH_AND_HEADS = PartitionSpec("data", None, "model", None)
 BATCH = PartitionSpec("data", None, None, None)
 
 
+def make_mesh(axis_type: AxisType) -> jax.sharding.Mesh:
+    devices = jax.devices("cpu")[:4]
+    return jax.make_mesh((2, 2), ("data", "model"), axis_types=(axis_type,) * 2, devices=devices)
+
+
 def loss(
     query: jax.Array, key: jax.Array, value: jax.Array, implementation: Any = None
 ) -> jax.Array:
@@ -29,7 +34,7 @@ def loss(
 
 
 def sharded_loss(specs: tuple[PartitionSpec, ...], check: bool, implementation: Any = None) -> Any:
-    mesh = jax.make_mesh((2, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
+    mesh = make_mesh(AxisType.Auto)
 
     @partial(jax.shard_map, mesh=mesh, in_specs=specs, out_specs=PartitionSpec(), check_vma=check)
     def run(*operands: jax.Array) -> jax.Array:
@@ -89,7 +94,7 @@ def test_each_device_calls_kernels_on_its_part(
 
 @pytest.mark.usefixtures("all_kernels")
 def test_a_result_that_varies_may_not_be_called_replicated(make_operands: Operands) -> None:
-    mesh = jax.make_mesh((2, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
+    mesh = make_mesh(AxisType.Auto)
     run = jax.shard_map(
         partial(jax_flash.attention, implementation="cuda"),
         mesh=mesh,
@@ -104,7 +109,7 @@ def test_a_result_that_varies_may_not_be_called_replicated(make_operands: Operan
 def test_explicitly_sharded_operands_give_explicitly_sharded_results(
     make_operands: Operands,
 ) -> None:
-    mesh = jax.make_mesh((2, 2), ("data", "model"), axis_types=(AxisType.Explicit,) * 2)
+    mesh = make_mesh(AxisType.Explicit)
     with jax.set_mesh(mesh):
         operands = [
             jax.ShapeDtypeStruct(

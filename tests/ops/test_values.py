@@ -197,13 +197,28 @@ def test_eager_and_jit_give_the_same_bits(make_operands: Operands) -> None:
     np.testing.assert_array_equal(call(operands), jax.jit(call)(operands))
 
 
-def test_a_second_derivative_is_an_error(make_operands: Operands) -> None:
-    operands = make_operands(dtype=jnp.float32)
+@pytest.mark.parametrize("operand", ["query", "key", "value", "bias"])
+def test_a_second_derivative_is_refused(operand: str, make_operands: Operands) -> None:
+    operands = make_operands(dims=(16, 16), dtype=jnp.float32) | {"bias": jnp.ones((9, 9))}
+
+    def gradient(x: jax.Array) -> jax.Array:
+        def total(query: jax.Array) -> jax.Array:
+            arguments: dict[str, Any] = operands | {operand: x} | {"query": query}
+            return jnp.sum(jax_flash.attention(**arguments) ** 2)
+
+        return jnp.sum(jax.grad(total)(x if operand == "query" else operands["query"]) ** 2)
+
+    with pytest.raises(NotImplementedError, match="no second derivative"):
+        jax.grad(gradient)(operands[operand])
+
+
+def test_forward_mode_is_refused(make_operands: Operands) -> None:
+    operands = make_operands(dims=(16, 16), dtype=jnp.float32)
 
     def total(query: jax.Array) -> jax.Array:
         return jax_flash.attention(query, operands["key"], operands["value"]).sum()
 
-    with pytest.raises(TypeError, match="custom_vjp"):
+    with pytest.raises(TypeError, match="forward-mode"):
         jax.jvp(total, (operands["query"],), (operands["query"],))
 
 
