@@ -140,8 +140,11 @@ Result FakeKernelGetFunction(Function* function, Kernel kernel) {
   const int device = context_stack.back()->device;
   kernel->loaded[device] = true;
   *function = reinterpret_cast<Function>(kernel);
-  Log("{\"call\": \"cuKernelGetFunction\", \"kernel\": \"" + kernel->symbol +
-      "\", \"device\": " + std::to_string(device) + "}");
+  std::ostringstream line;
+  line << "{\"call\": \"cuKernelGetFunction\", \"kernel\": \"" << kernel->symbol
+       << "\", \"device\": " << device << ", \"context_depth\": " << context_stack.size()
+       << ", \"context_references\": " << context_stack.back()->retained << "}";
+  Log(line.str());
   return Result::kSuccess;
 }
 

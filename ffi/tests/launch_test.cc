@@ -165,6 +165,17 @@ TEST(PrepareLoadsAndExecuteOnlyLaunches) {
   CHECK_EQ(CountCalls(executed, "cuLaunchKernelEx"), size_t{2});
 }
 
+TEST(PrepareGivesBackTheContextThatItTakes) {
+  const Invocation call =
+      ForwardCall(Add(ForwardSpec("context_1")) + "," + Add(ForwardSpec("context_2")));
+  TakeLog();
+  CHECK_EQ(call.Prepare(6).message, "");
+  for (const std::string& line : TakeLog()) {
+    if (CountCalls({line}, "cuKernelGetFunction") == 0) continue;
+    CHECK_CONTAINS(line, "\"device\": 6, \"context_depth\": 1, \"context_references\": 1}");
+  }
+}
+
 TEST(EachDeviceIsPreparedOnceAndTheCubinLoadedOnce) {
   const Invocation call = ForwardCall(Add(ForwardSpec("devices")));
   TakeLog();
