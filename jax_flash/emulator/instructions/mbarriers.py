@@ -1,0 +1,240 @@
+"""mbarriers: PTX ISA, "Parallel Synchronization and Communication Instructions: mbarrier"."""
+
+from typing import Any
+
+import numpy as np
+
+from jax_flash.emulator import access
+from jax_flash.emulator.barrier_state import Mbarrier
+from jax_flash.emulator.errors import BarrierFault, PtxError
+from jax_flash.emulator.instructions.load_store import memory_address
+from jax_flash.emulator.ptx_types import LANES, ptx_type
+from jax_flash.emulator.registry import Context, Run, instruction
+from jax_flash.emulator.syntax import Immediate, Operand
+from jax_flash.emulator.wait import Wait
+
+_CATEGORY = "synchronisation"
+_SECTION = "Parallel Synchronization and Communication Instructions: mbarrier"
+_U32 = ptx_type("u32")
+_SPACES = ("shared", "shared::cta", "shared::cluster")
+_BYTES = 8
+
+
+def _take_common(context: Context) -> str:
+    context.take("release", "acquire", "relaxed", default="release")
+    context.take("cta", "cluster", default="cta")
+    space = context.take(*_SPACES, default="generic")
+    context.take("b64", default="b64")
+    return space
+
+
+def find_mbarriers(
+    warp: Any, space: str, addresses: np.ndarray, *, ordered: bool = True
+) -> list[Mbarrier]:
+    """Returns the mbarrier at each address; checks that its initialisation is synchronised with."""
+    what = "mbarrier operation"
+    if space == "generic":
+        space, addresses = access.resolve_generic(addresses, what)
+    block, offsets = warp.block.locate_shared(addresses, what)
+    block.shared.check(offsets, _BYTES, what)
+    if block.shadow is not None and warp.clock is not None and ordered:
+        seen = warp.clock.known.happens_before
+        block.shadow._check_writes(offsets >> 2, seen, f"use by {warp.name} of an mbarrier in")
+    return [block.mbarrier(int(offset)) for offset in offsets]
+
+
+@instruction("mbarrier.init", section=f"{_SECTION}.init", category=_CATEGORY)
+def initialise(context: Context) -> Run:
+    """``mbarrier.init.shared.b64 [a], count``."""
+    space = _take_common(context)
+    row, offset, view = memory_address(context, context.operands[0], space)
+    count = context.source(context.operands[1], _U32)
+
+    def run(warp: Any, lanes: Any) -> None:
+        block = warp.block
+        addresses = access.lane_addresses(warp, view, row, offset, lanes)
+        counts = warp.rows["u32"][count] if lanes is True else warp.rows["u32"][count][lanes]
+        zeros = np.zeros((2, len(addresses)), np.uint32)
+        access.write_lanes(warp, space, addresses, zeros, 4)
+        _, offsets = block.locate_shared(addresses, "mbarrier.init")
+        block.shared.check(offsets, _BYTES, "mbarrier.init")
+        for where, expected in zip(offsets.tolist(), counts.tolist(), strict=True):
+            if where in block.mbarriers:
+                raise BarrierFault(f"initialised twice: {block.mbarriers[where]}")
+            block.mbarriers[where] = Mbarrier(
+                offset=where,
+                block=block.index,
+                expected=expected,
+                agent=block.cluster.domain.new_mbarrier(block.rank),
+                initialiser=warp.name,
+            )
+
+    return run
+
+
+@instruction("mbarrier.inval", section=f"{_SECTION}.inval", category=_CATEGORY)
+def invalidate(context: Context) -> Run:
+    """``mbarrier.inval.shared.b64 [a]``: the memory may be used for something else."""
+    space = _take_common(context)
+    row, offset, view = memory_address(context, context.operands[0], space)
+
+    def run(warp: Any, lanes: Any) -> None:
+        addresses = access.lane_addresses(warp, view, row, offset, lanes)
+        for barrier in find_mbarriers(warp, space, addresses):
+            if barrier.in_flight or barrier.transactions:
+                raise BarrierFault(f"invalidated while copies complete on it: {barrier}")
+            del warp.block.mbarriers[barrier.offset]
+
+    return run
+
+
+def _phase_parity(context: Context, operand: Operand) -> int:
+    return context.source(operand, _U32)
+
+
+@instruction(
+    "mbarrier.arrive",
+    "mbarrier.arrive_drop",
+    section=f"{_SECTION}.arrive",
+    category=_CATEGORY,
+)
+def arrive(context: Context) -> Run:
+    """``mbarrier.arrive{.expect_tx}{.sem.scope}{.space}.b64 {state,} [a]{, count}``.
+
+    With ``.expect_tx`` the count is bytes to wait for, and one arrival is counted.
+    """
+    if context.statement.opcode.startswith("mbarrier.arrive_drop"):
+        raise PtxError("mbarrier.arrive_drop is not implemented")
+    expect = context.flag("expect_tx")
+    if context.flag("noComplete"):
+        raise PtxError("mbarrier.arrive.noComplete is not implemented")
+    space = _take_common(context)
+    operands = list(context.operands)
+    if not hasattr(operands[0], "base"):
+        context.destination(operands.pop(0), ptx_type("b64"))
+    row, offset, view = memory_address(context, operands[0], space)
+    count = context.source(operands[1], _U32) if len(operands) > 1 else -1
+    if expect and count < 0:
+        raise PtxError("mbarrier.arrive.expect_tx needs a number of bytes")
+
+    def run(warp: Any, lanes: Any) -> None:
+        addresses = access.lane_addresses(warp, view, row, offset, lanes)
+        barriers = find_mbarriers(warp, space, addresses)
+        counts = np.ones(LANES, np.uint32) if count < 0 else warp.rows["u32"][count]
+        counts = counts if lanes is True else counts[lanes]
+        known = warp.clock.release() if warp.clock is not None else None
+        warp.machine.events += 1
+        for barrier, number in zip(barriers, counts.tolist(), strict=True):
+            if expect:
+                barrier.expect(number)
+            barrier.arrive(1 if expect else number, known.copy() if known else None)
+
+    return run
+
+
+@instruction(
+    "mbarrier.expect_tx",
+    "mbarrier.complete_tx",
+    section=f"{_SECTION}.expect_tx",
+    category=_CATEGORY,
+)
+def change_transactions(context: Context) -> Run:
+    """``mbarrier.expect_tx.relaxed.scope.space.b64 [a], bytes``, and ``complete_tx``."""
+    complete = context.statement.opcode.startswith("mbarrier.complete_tx")
+    space = _take_common(context)
+    row, offset, view = memory_address(context, context.operands[0], space)
+    count = context.source(context.operands[1], _U32)
+
+    def run(warp: Any, lanes: Any) -> None:
+        addresses = access.lane_addresses(warp, view, row, offset, lanes)
+        counts = warp.rows["u32"][count] if lanes is True else warp.rows["u32"][count][lanes]
+        warp.machine.events += 1
+        for barrier, number in zip(
+            find_mbarriers(warp, space, addresses), counts.tolist(), strict=True
+        ):
+            if complete:
+                barrier.complete(number)
+            else:
+                barrier.expect(number)
+
+    return run
+
+
+@instruction(
+    "mbarrier.try_wait",
+    "mbarrier.test_wait",
+    section=f"{_SECTION}.test_wait, try_wait",
+    category=_CATEGORY,
+)
+def wait(context: Context) -> Run:
+    """``mbarrier.try_wait.parity{...}.b64 p, [a], parity{, time}``.
+
+    ``try_wait`` waits, but a schedule may make it give up, as its time limit would.
+    """
+    blocking = context.statement.opcode.startswith("mbarrier.try_wait")
+    context.take("parity")
+    context.take("acquire", "relaxed", default="acquire")
+    context.take("cta", "cluster", default="cta")
+    space = context.take(*_SPACES, default="generic")
+    context.take("b64")
+    context.expect(3, 4)
+    destination = context.destination(context.operands[0], ptx_type("pred"))
+    row, offset, view = memory_address(context, context.operands[1], space)
+    parity = _phase_parity(context, context.operands[2])
+    if len(context.operands) == 4 and not isinstance(context.operands[3], Immediate):
+        context.source(context.operands[3], _U32)
+
+    def run(warp: Any, lanes: Any) -> Wait | None:
+        addresses = access.lane_addresses(warp, view, row, offset, lanes)
+        barriers = find_mbarriers(warp, space, addresses)
+        parities = warp.rows["u32"][parity] if lanes is True else warp.rows["u32"][parity][lanes]
+        if (parities > 1).any():
+            raise BarrierFault(f"phase parity {int(parities.max())}: needs 0 or 1")
+        result = warp.rows["pred"][destination]
+        uniform = all(b is barriers[0] for b in barriers) and (parities == parities[0]).all()
+        if not uniform:
+            done = np.array([b.completed(int(p)) for b, p in zip(barriers, parities, strict=True)])
+            result[lanes if lanes is not True else slice(None)] = done
+            for barrier, ok in zip(barriers, done, strict=True):
+                if ok:
+                    _acquire(warp, barrier)
+            return _until_change(warp) if not done.all() and not blocking else None
+        return _wait_for_phase(warp, lanes, barriers[0], int(parities[0]), result, blocking)
+
+    return run
+
+
+def _until_change(warp: Any) -> Wait | None:
+    """A non-blocking test that failed: the loop around it need not spin until something changes."""
+    machine = warp.machine
+    here = (warp.pc, machine.events)
+    if warp.poll == here:
+        return Wait(lambda: machine.events != here[1], None, "a phase of an mbarrier", True)
+    warp.poll = here
+    return None
+
+
+def _wait_for_phase(
+    warp: Any, lanes: Any, barrier: Mbarrier, parity: int, result: np.ndarray, blocking: bool
+) -> Wait | None:
+    if barrier.completed(parity):
+        np.copyto(result, True, where=lanes)
+        _acquire(warp, barrier)
+        return None
+    if not blocking or warp.machine.schedule.try_wait_gives_up():
+        np.copyto(result, False, where=lanes)
+        return None if blocking else _until_change(warp)
+    phase = barrier.phase
+    barrier.waiting[warp.name] = phase
+
+    def finish() -> None:
+        barrier.waiting.pop(warp.name, None)
+        np.copyto(result, True, where=lanes)
+        _acquire(warp, barrier)
+
+    return Wait(lambda: barrier.phase > phase, finish, f"parity {parity} of {barrier}")
+
+
+def _acquire(warp: Any, barrier: Mbarrier) -> None:
+    if warp.clock is not None and barrier.released is not None:
+        warp.clock.acquire(barrier.released)
