@@ -90,7 +90,7 @@ def test_public_names() -> None:
     for name in jax_flash.__all__:
         assert getattr(jax_flash, name) is not None
     try:
-        jax_flash.no_such_name  # noqa: B018
+        _ = jax_flash.no_such_name
     except AttributeError as error:
         assert "no_such_name" in str(error)
     else:
