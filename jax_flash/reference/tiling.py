@@ -108,8 +108,8 @@ def key_tiles_in_reach(
     to `may_attend`. The range may be empty (lower >= upper).
     """
     lower, upper = jnp.int32(0), jnp.int32(keys.count)
-    lowest = highest = queries.start(i)
-    highest = highest + (queries.width - 1)
+    lowest = jnp.asarray(queries.start(i), jnp.int32)
+    highest = lowest + (queries.width - 1)
     if semantics.query_offset is not None and semantics.query_offset.size:
         lowest = lowest + jnp.min(semantics.query_offset)
         highest = highest + jnp.max(semantics.query_offset)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 # Below this error, relative to the largest value, two float32 computations that both are right
 # differ by chance (order of sums, approximations of exp).
@@ -12,10 +13,10 @@ DEFAULT_FLOOR = 16 * float(np.finfo(np.float32).eps)
 
 
 def assert_close_to_oracle(
-    actual: Mapping[str, np.ndarray],
+    actual: Mapping[str, ArrayLike],
     *,
-    oracle: Mapping[str, np.ndarray],
-    ideal: Mapping[str, np.ndarray],
+    oracle: Mapping[str, ArrayLike],
+    ideal: Mapping[str, ArrayLike],
     factor: float = 1.2,
     floor: float = DEFAULT_FLOOR,
 ) -> None:
@@ -53,12 +54,14 @@ def assert_close_to_oracle(
 
 def _compare(
     name: str,
-    actual: np.ndarray,
-    oracle: np.ndarray,
-    ideal: np.ndarray,
+    actual_like: ArrayLike,
+    oracle_like: ArrayLike,
+    ideal_like: ArrayLike,
     limits: tuple[float, float],
 ) -> str | None:
-    actual, oracle, ideal = (np.asarray(x).astype(np.float64) for x in (actual, oracle, ideal))
+    actual, oracle, ideal = (
+        np.asarray(x).astype(np.float64) for x in (actual_like, oracle_like, ideal_like)
+    )
     if not actual.shape == oracle.shape == ideal.shape:
         raise ValueError(
             f"{name}: shapes are {actual.shape} (actual), {oracle.shape} (oracle), {ideal.shape} "
@@ -101,7 +104,7 @@ def _error(values: np.ndarray, oracle: np.ndarray) -> np.ndarray:
 
 
 def assert_bitwise_equal(
-    actual: Mapping[str, np.ndarray], expected: Mapping[str, np.ndarray]
+    actual: Mapping[str, ArrayLike], expected: Mapping[str, ArrayLike]
 ) -> None:
     """Asserts that two sets of results have the same bits (so -0 differs from 0).
 

@@ -2,6 +2,7 @@
 
 import itertools
 from dataclasses import fields, replace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +17,7 @@ from tests.reference.direct_softmax import direct_attention
 BATCH, QUERIES, KEYS, HEADS, KEY_HEADS, HEAD_DIM, VALUE_DIM = 2, 5, 6, 4, 2, 3, 2
 
 _random = np.random.default_rng(3)
-FEATURES: dict[str, dict] = {
+FEATURES: dict[str, dict[str, Any]] = {
     "causal": {"is_causal": True},
     "window-left": {"window": (1, None)},
     "window-right": {"window": (None, 2)},
@@ -39,20 +40,24 @@ FEATURES: dict[str, dict] = {
 PAIRS = [(name,) for name in FEATURES] + list(itertools.combinations(FEATURES, 2))
 
 
-def _operands(dtype=np.float64) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _operands(dtype: Any = np.float64) -> tuple[jax.Array, jax.Array, jax.Array]:
     random = np.random.default_rng(11)
+
+    def normal(*shape: int) -> jax.Array:
+        return jnp.asarray(random.standard_normal(shape).astype(dtype))
+
     return (
-        random.standard_normal((BATCH, QUERIES, HEADS, HEAD_DIM)).astype(dtype),
-        random.standard_normal((BATCH, KEYS, KEY_HEADS, HEAD_DIM)).astype(dtype),
-        random.standard_normal((BATCH, KEYS, KEY_HEADS, VALUE_DIM)).astype(dtype),
+        normal(BATCH, QUERIES, HEADS, HEAD_DIM),
+        normal(BATCH, KEYS, KEY_HEADS, HEAD_DIM),
+        normal(BATCH, KEYS, KEY_HEADS, VALUE_DIM),
     )
 
 
-def _semantics(*names: str, **changes) -> Semantics:
-    merged: dict = {"scale": 0.8}
+def _semantics(*names: str) -> Semantics:
+    merged: dict[str, Any] = {"scale": 0.8}
     for name in names:
         merged |= FEATURES[name]
-    return Semantics(**(merged | changes))
+    return Semantics(**merged)
 
 
 def _oracle(query, key, value, semantics: Semantics):
@@ -63,7 +68,7 @@ def _oracle(query, key, value, semantics: Semantics):
 def test_every_feature_and_pair_is_what_the_definition_says(names):
     semantics = _semantics(*names)
     with jax.enable_x64(True):
-        output, lse = _oracle(*map(jnp.asarray, _operands()), jax.tree.map(jnp.asarray, semantics))
+        output, lse = _oracle(*_operands(), jax.tree.map(jnp.asarray, semantics))
         expected_output, expected_lse = direct_attention(*_operands(), semantics)
         np.testing.assert_allclose(output, expected_output, rtol=1e-12, atol=1e-12)
         np.testing.assert_allclose(lse, expected_lse, rtol=1e-12, atol=1e-12)
@@ -71,9 +76,10 @@ def test_every_feature_and_pair_is_what_the_definition_says(names):
 
 def test_each_feature_changes_the_result():
     """So that a feature which both implementations forgot would be noticed."""
-    plain, _ = direct_attention(*_operands(), _semantics())
+    operands = _operands(np.float32)
+    plain, _ = direct_attention(*operands, _semantics())
     for name in FEATURES:
-        changed, _ = direct_attention(*_operands(), _semantics(name))
+        changed, _ = direct_attention(*operands, _semantics(name))
         assert np.abs(changed - plain).max() > 1e-3, name
 
 
@@ -89,9 +95,9 @@ def test_each_feature_changes_the_result():
     ],
     ids=lambda arguments: "+".join(arguments) or "plain",
 )
-def test_agrees_with_jax_nn_where_both_define_the_result(arguments):
+def test_agrees_with_jax_nn_where_both_define_the_result(arguments: dict[str, Any]):
     query, key, value = _operands(np.float32)
-    value = value[..., [0, 1, 0]]  # jax.nn wants Dv = D.
+    value = value[..., jnp.array([0, 1, 0])]  # jax.nn wants Dv = D.
     expected = jax.nn.dot_product_attention(query, key, value, scale=0.8, **arguments)
     names = {
         "local_window_size": "window",
@@ -99,9 +105,7 @@ def test_agrees_with_jax_nn_where_both_define_the_result(arguments):
         "key_value_seq_lengths": "key_lengths",
     }
     given = {names.get(name, name): array for name, array in arguments.items()}
-    actual, _ = attention_reference(
-        *map(jnp.asarray, (query, key, value)), Semantics(scale=0.8, **given)
-    )
+    actual, _ = attention_reference(query, key, value, Semantics(scale=0.8, **given))
     np.testing.assert_allclose(actual, expected, rtol=2e-6, atol=2e-6)
 
 
@@ -118,7 +122,7 @@ def test_agrees_with_jax_nn_where_both_define_the_result(arguments):
 def test_gradients_match_finite_differences(names):
     with jax.enable_x64(True):
         semantics = jax.tree.map(jnp.asarray, _semantics(*names))
-        floats = {name: jnp.asarray(x) for name, x in zip("qkv", _operands(), strict=True)}
+        floats = dict(zip("qkv", _operands(), strict=True))
         floats |= {
             name: getattr(semantics, name)
             for name in ("bias", "sinks")
@@ -142,9 +146,9 @@ def test_rows_without_keys_are_empty_and_have_no_gradient(name, with_sinks):
     semantics = jax.tree.map(jnp.asarray, _semantics(*names))
     if name == "mask":
         semantics = replace(semantics, mask=semantics.mask & (jnp.arange(QUERIES) > 1)[:, None])
-    operands = tuple(map(jnp.asarray, _operands(np.float32)))
+    operands = _operands(np.float32)
     (output, lse), pull_back = jax.vjp(
-        lambda *operands: attention_reference(*operands, semantics), *operands
+        lambda query, key, value: attention_reference(query, key, value, semantics), *operands
     )
     _, expected_lse = direct_attention(*operands, semantics)
     _, lse_without_sinks = direct_attention(*operands, replace(semantics, sinks=None))
@@ -159,7 +163,7 @@ def test_rows_without_keys_are_empty_and_have_no_gradient(name, with_sinks):
 
 def test_any_number_of_leading_dimensions():
     semantics = jax.tree.map(jnp.asarray, _semantics("causal", "key-lengths", "bias"))
-    query, key, value = map(jnp.asarray, _operands(np.float32))
+    query, key, value = _operands(np.float32)
     output, lse = attention_reference(query, key, value, semantics)
     for index in range(BATCH):
         one = replace(semantics, key_lengths=semantics.key_lengths[index])
@@ -173,7 +177,7 @@ def test_any_number_of_leading_dimensions():
 
 def test_float64_without_64_bit_types_is_refused():
     with pytest.raises(ValueError, match=r"float64.*enable_x64"):
-        _oracle(*map(jnp.asarray, _operands(np.float32)), _semantics())
+        _oracle(*_operands(np.float32), _semantics())
 
 
 def test_every_array_field_is_tested_here():

@@ -1,5 +1,7 @@
 """The record of a call's semantics: its own checks, and the checks of operands against it."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -10,6 +12,11 @@ from jax_flash.reference.semantics import (
     check_operands,
     may_attend,
 )
+
+
+def _semantics(**fields: Any) -> Semantics:
+    fields.setdefault("scale", 1.0)
+    return Semantics(**fields)
 
 
 @pytest.mark.parametrize(
@@ -26,11 +33,11 @@ from jax_flash.reference.semantics import (
 )
 def test_static_fields_are_checked(field, value):
     with pytest.raises(ValueError, match=rf"{field} is"):
-        Semantics(**({"scale": 1.0} | {field: value}))
+        _semantics(**{field: value})
 
 
 def _check(semantics: Semantics, *, query=(2, 5, 4, 8), key=(2, 6, 2, 8), value=(2, 6, 2, 3)):
-    check_operands(*(jnp.zeros(shape) for shape in (query, key, value)), semantics)
+    check_operands(jnp.zeros(query), jnp.zeros(key), jnp.zeros(value), semantics)
 
 
 @pytest.mark.parametrize(
@@ -64,10 +71,10 @@ def test_operand_shapes_are_checked(shapes):
 )
 def test_field_shapes_are_checked(name, fitting, wrong):
     for shape in fitting:
-        _check(Semantics(scale=1.0, **{name: jnp.zeros(shape)}))
+        _check(_semantics(**{name: jnp.zeros(shape)}))
     for shape in wrong:
         with pytest.raises(ValueError, match=rf"{name} has shape .* must be broadcastable"):
-            _check(Semantics(scale=1.0, **{name: jnp.zeros(shape)}))
+            _check(_semantics(**{name: jnp.zeros(shape)}))
 
 
 def test_segment_ids_come_in_pairs_of_full_length():
@@ -81,7 +88,8 @@ def test_segment_ids_come_in_pairs_of_full_length():
 
 def test_dtypes_are_checked():
     with pytest.raises(TypeError, match="one floating dtype"):
-        check_operands(*(jnp.zeros((1, 1, 1), jnp.int32),) * 3, Semantics(scale=1.0))
+        integers = jnp.zeros((1, 1, 1), jnp.int32)
+        check_operands(integers, integers, integers, Semantics(scale=1.0))
     with pytest.raises(TypeError, match="one floating dtype"):
         one = jnp.zeros((1, 1, 1))
         check_operands(one, one.astype(jnp.bfloat16), one, Semantics(scale=1.0))
