@@ -21,7 +21,7 @@ from .sources import ROOT, files_with_suffix
 README = (ROOT / "README.md").read_text()
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 # Folders that exist after a build or a run, not in a clone.
-GENERATED = ("jax_flash/cubins", "outputs/", "build/")
+GENERATED = ("jax_flash/cubins", "jax_flash/_ffi", "outputs/", "build/")
 TOP_FOLDERS = ("benchmarks", "bazel", "docs", "examples", "ffi", "jax_flash", "tests", ".ci")
 
 
