@@ -93,12 +93,12 @@ PRESETS = {
     ),
     "h200": Preset(
         context=2048,
-        layers=8,
+        layers=6,
         query_heads=8,
         key_heads=2,
         head_dim=128,
         batch=16,
-        steps=600,
+        steps=400,
         learning_rate=1e-3,
         sample_bytes=1000,
     ),
@@ -323,15 +323,15 @@ def choose_device(device: str | None, deterministic: bool) -> Any:
         # Not attention, which has an argument for it: the rest of the model.
         flags = os.environ.get("XLA_FLAGS", "")
         os.environ["XLA_FLAGS"] = f"{flags} --xla_gpu_deterministic_ops=true".strip()
-    if device is not None:
-        jax.config.update("jax_platforms", {"cpu": "cpu", "gpu": "cuda"}[device])
-    try:
-        return jax.devices()[0]
-    except RuntimeError as error:
+    if device == "cpu":
+        jax.config.update("jax_platforms", "cpu")
+    chosen = jax.devices()[0]
+    if device == "gpu" and chosen.platform != "gpu":
         raise SystemExit(
-            f"--device {device}: JAX cannot use one ({error}). Install jax[cuda12] or jax[cuda13] "
-            "for an NVIDIA GPU, or choose --device cpu."
-        ) from None
+            f"--device gpu: JAX sees no GPU here, its first device is {chosen}. Install jax[cuda12] "
+            "or jax[cuda13] for an NVIDIA GPU, or choose --device cpu."
+        )
+    return chosen
 
 
 def main() -> None:

@@ -17,10 +17,10 @@ STEPS = 40
 
 
 def run(*options: str) -> subprocess.CompletedProcess[str]:
-    """Runs the example; jax_flash need not be installed."""
+    """Runs the example on the CPU; jax_flash need not be installed."""
     return subprocess.run(
         [sys.executable, SCRIPT, *options],
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        env=os.environ | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"},
         capture_output=True,
         text=True,
         check=False,
@@ -58,3 +58,10 @@ def test_bad_steps_are_refused():
     outcome = run("--steps", "0")
     assert outcome.returncode == 2
     assert "--steps is 0; it must be at least 1" in outcome.stderr
+
+
+def test_a_gpu_that_is_not_there_is_refused():
+    outcome = run("--device", "gpu")
+    assert outcome.returncode == 1
+    assert "--device gpu: JAX sees no GPU here" in outcome.stderr
+    assert "--device cpu" in outcome.stderr
