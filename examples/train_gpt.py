@@ -328,8 +328,8 @@ def choose_device(device: str | None, deterministic: bool) -> Any:
     chosen = jax.devices()[0]
     if device == "gpu" and chosen.platform != "gpu":
         raise SystemExit(
-            f"--device gpu: JAX sees no GPU here, its first device is {chosen}. Install jax[cuda12] "
-            "or jax[cuda13] for an NVIDIA GPU, or choose --device cpu."
+            f"--device gpu: JAX sees no GPU here, its first device is {chosen}. Install "
+            "jax[cuda12] or jax[cuda13] for an NVIDIA GPU, or choose --device cpu."
         )
     return chosen
 
