@@ -81,6 +81,11 @@ def build_one(variant: KernelVariant, directory: Path) -> CubinEntry:
             f"{variant.name} spills {resources.spill_bytes} bytes a thread to local memory; "
             "its tile needs more registers than a thread has"
         )
+    if resources.matmuls_serialised:
+        raise ValueError(
+            f"{variant.name}: the compiler serialises its matmuls. Run ptxas on "
+            f"{path.with_suffix('.ptx')} to see why (usually too many registers)"
+        )
     plan = launch_plan(variant)
     table = FORWARD_TILES if variant.role is KernelRole.FORWARD else BACKWARD_TILES
     return CubinEntry(

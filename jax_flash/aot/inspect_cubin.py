@@ -22,6 +22,12 @@ class CubinResources:
     """Registers a thread at entry; ``setmaxnreg`` moves them between warpgroups afterwards."""
     spill_bytes: int
     """Stack and local memory of a thread; 0 when every value stays in registers."""
+    matmuls_serialised: bool
+    """Whether the compiler waits after every warpgroup matmul instead of where the kernel says.
+
+    It does so, with no more than a warning, when a kernel needs too many registers or touches an
+    accumulator in flight; the kernel is right but up to twice as slow.
+    """
 
 
 def _cuobjdump() -> Path:
@@ -38,6 +44,12 @@ def _cuobjdump() -> Path:
     )
 
 
+def _report(option: str, path: Path) -> str:
+    return subprocess.run(
+        [_cuobjdump(), option, path], check=True, capture_output=True, text=True
+    ).stdout
+
+
 def inspect_cubin(path: Path) -> CubinResources:
     """Returns the resources of the kernel in ``path``.
 
@@ -45,15 +57,16 @@ def inspect_cubin(path: Path) -> CubinResources:
       ValueError: the cubin does not hold exactly one kernel.
       FileNotFoundError: ``cuobjdump`` is not installed.
     """
-    report = subprocess.run(
-        [_cuobjdump(), "--dump-resource-usage", path], check=True, capture_output=True, text=True
-    ).stdout
+    report = _report("--dump-resource-usage", path)
     kernels = list(_FUNCTION.finditer(report))
     if len(kernels) != 1:
         raise ValueError(f"{path} holds {len(kernels)} kernels, expected 1:\n{report}")
     kernel = kernels[0]
+    code = _report("--dump-sass", path)
+    matmuls, waits = code.count("HGMMA"), code.count("WARPGROUP.DEPBAR")
     return CubinResources(
         symbol=kernel["symbol"],
         registers=int(kernel["registers"]),
         spill_bytes=int(kernel["stack"]) + int(kernel["local"]),
+        matmuls_serialised=matmuls > 0 and waits >= matmuls,
     )

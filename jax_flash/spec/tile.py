@@ -70,6 +70,9 @@ class BackwardTile:
     num_stages: int
     """Stages of Q and of dO."""
     num_consumer_warpgroups: int
+    overlap_d_key: bool
+    """Whether a tile's dK matmul still runs while the next tile's scores are computed. Its operand
+    takes tile_q / 4 more registers then; too many, and the compiler serialises all matmuls."""
 
     def __post_init__(self) -> None:
         """Checks what the warpgroup matmul instructions require."""

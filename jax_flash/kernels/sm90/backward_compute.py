@@ -72,6 +72,10 @@ def compute(ctx: cutlass.Constexpr, consumer: Int32, thread: Int32, begin: Int32
     query_pipeline, d_output_pipeline = ctx.query_pipeline, ctx.d_output_pipeline
     query_state, d_output_state = ctx.consumer_state(), ctx.consumer_state()
     head_tile = ctx.head_tile
+    # The last tile's dK matmul runs on while this tile's scores are computed; its queries are
+    # released then.
+    previous_query_state = ctx.consumer_state()
+    has_previous = Int32(0)
     buffer = Int32(0)
     cute.arch.mbarrier_wait(ctx.key_barriers + consumer, 0)
 
@@ -95,6 +99,11 @@ def compute(ctx: cutlass.Constexpr, consumer: Int32, thread: Int32, begin: Int32
                 True,
             )
             warpgroup.commit_group()
+            warpgroup.wait_group(2)
+            if has_previous != 0:
+                query_pipeline.consumer_release(previous_query_state)
+                previous_query_state.advance()
+            has_previous = Int32(1)
             warpgroup.wait_group(1)
             score_rows = wgmma.rows_and_columns(scores)
             if needs_mask(ctx, tile):
@@ -119,15 +128,6 @@ def compute(ctx: cutlass.Constexpr, consumer: Int32, thread: Int32, begin: Int32
                 ctx.mma_scores, d_scores, ctx.d_scores_shared[None, None, stage], thread
             )
             cute.arch.fence_proxy("async.shared", space="cta")
-            warpgroup.fence()
-            wgmma.issue(
-                ctx.mma_gradients,
-                d_key,
-                wgmma.as_operand_a(d_scores),
-                queries_transposed[None, None, None, query_state.index],
-                False,
-            )
-            warpgroup.commit_group()
             # Every warpgroup's dS is in shared memory past this barrier. It also tells that the
             # other buffer has been read: its reader waited for its matmul before arriving here.
             cute.arch.barrier(
@@ -144,16 +144,24 @@ def compute(ctx: cutlass.Constexpr, consumer: Int32, thread: Int32, begin: Int32
                     source == 0,
                 )
             warpgroup.commit_group()
+            wgmma.issue(
+                ctx.mma_gradients,
+                d_key,
+                wgmma.as_operand_a(d_scores),
+                queries_transposed[None, None, None, query_state.index],
+                False,
+            )
+            warpgroup.commit_group()
             warpgroup.wait_group(1)
-            query_pipeline.consumer_release(query_state)
             d_output_pipeline.consumer_release(d_output_state)
-            query_state.advance()
             d_output_state.advance()
-            warpgroup.wait_group(0)
-            # The parity of `buffer` is also that of the turn: one turn an iteration.
             add_d_query(ctx, d_query, head_tile(head, tile), buffer, consumer, thread)
+            query_state.advance()
+            if cutlass.const_expr(not ctx.tile.overlap_d_key):
+                warpgroup.wait_group(0)
             buffer = buffer ^ 1
 
+    warpgroup.wait_group(0)
     # The keys of every warpgroup are read by all; none may be overwritten before all are done.
     cute.arch.barrier(
         barrier_id=NamedBarrier.CONSUMERS,
