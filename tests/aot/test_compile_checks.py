@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from types import SimpleNamespace
@@ -73,6 +74,9 @@ def test_a_kernel_of_another_name(monkeypatch: pytest.MonkeyPatch):
         compile_to(monkeypatch, PTX.replace(SYMBOL, "other"))
 
 
+RESOURCES = CubinResources(symbol=SYMBOL, registers=40, spill_bytes=0, matmuls_serialised=False)
+
+
 def build_with(monkeypatch: pytest.MonkeyPatch, directory: Path, resources: CubinResources) -> None:
     """Builds VARIANT from a compiled kernel that has these resources."""
     compiled = CompiledKernel(symbol=SYMBOL, ptx=PTX, cubin=b"cubin")
@@ -82,15 +86,43 @@ def build_with(monkeypatch: pytest.MonkeyPatch, directory: Path, resources: Cubi
 
 
 def test_a_kernel_that_spills_registers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    resources = CubinResources(symbol=SYMBOL, registers=255, spill_bytes=48)
+    resources = replace(RESOURCES, registers=255, spill_bytes=48)
     with pytest.raises(ValueError, match=f"{VARIANT.name} spills 48 bytes a thread"):
         build_with(monkeypatch, tmp_path, resources)
+
+
+def test_a_kernel_whose_matmuls_the_compiler_serialises(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    resources = replace(RESOURCES, matmuls_serialised=True)
+    with pytest.raises(ValueError, match=f"{VARIANT.name}: the compiler serialises its matmuls"):
+        build_with(monkeypatch, tmp_path, resources)
+
+
+def test_serialised_matmuls_are_told_from_their_waits(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    usage = "Function name:\n  REG:32 STACK:0 SHARED:0 LOCAL:0\n"
+
+    def resources(code: str) -> CubinResources:
+        reports = {"--dump-resource-usage": usage, "--dump-sass": code}
+        monkeypatch.setattr(
+            inspect_module.subprocess,
+            "run",
+            lambda command, **_: SimpleNamespace(stdout=reports[command[1]]),
+        )
+        return inspect_cubin(tmp_path / "any.cubin")
+
+    overlapped = "HGMMA.64x128x16\nHGMMA.64x128x16\nWARPGROUP.DEPBAR.LE gsb0, 0x1\n"
+    assert not resources(overlapped).matmuls_serialised
+    assert resources("HGMMA.64x128x16\nWARPGROUP.DEPBAR.LE gsb0, 0x0\n" * 2).matmuls_serialised
+    assert not resources("FFMA\n").matmuls_serialised
 
 
 def test_a_cubin_that_holds_another_kernel_than_its_ptx(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
-    resources = CubinResources(symbol="other", registers=40, spill_bytes=0)
+    resources = replace(RESOURCES, symbol="other")
     with pytest.raises(ValueError, match=f"the cubin holds other, the PTX {SYMBOL}"):
         build_with(monkeypatch, tmp_path, resources)
 

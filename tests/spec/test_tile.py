@@ -1,5 +1,7 @@
 """Tiles check themselves, and those in the table fit the hardware."""
 
+from typing import Any
+
 import pytest
 
 from jax_flash.spec.arch import Arch
@@ -7,33 +9,35 @@ from jax_flash.spec.support import variants_to_build
 from jax_flash.spec.tile import BackwardTile, ForwardTile
 from jax_flash.spec.tile_table import BACKWARD_TILES, FORWARD_TILES
 
-FORWARD = {
+FORWARD: dict[str, Any] = {
     "head_dim": 64,
     "tile_q": 128,
     "tile_kv": 128,
     "num_stages": 2,
     "num_consumer_warpgroups": 2,
 }
+BACKWARD = FORWARD | {"overlap_d_key": False}
 
 
 @pytest.mark.parametrize(
-    ("tile", "change", "text"),
+    ("fields", "change", "text"),
     [
-        (ForwardTile, {"head_dim": 40}, "head_dim=40 is not a multiple of 16"),
-        (ForwardTile, {"tile_q": 192}, "tile_q=192 is not 64 rows for each of 2 consumer"),
-        (ForwardTile, {"tile_kv": 120}, "tile_kv=120 is not a multiple of 16 up to 256"),
-        (ForwardTile, {"tile_kv": 272}, "tile_kv=272 is not a multiple of 16 up to 256"),
-        (ForwardTile, {"num_stages": 1}, "num_stages=1: overlap needs at least 2"),
-        (BackwardTile, {"head_dim": 72}, "head_dim=72 is not a multiple of 16"),
-        (BackwardTile, {"tile_kv": 64}, "tile_kv=64 is not 64 rows for each of 2 consumer"),
-        (BackwardTile, {"tile_q": 96}, "tile_q=96 is not a multiple of 64"),
-        (BackwardTile, {"num_stages": 0}, "num_stages=0 is not positive"),
+        (FORWARD, {"head_dim": 40}, "head_dim=40 is not a multiple of 16"),
+        (FORWARD, {"tile_q": 192}, "tile_q=192 is not 64 rows for each of 2 consumer"),
+        (FORWARD, {"tile_kv": 120}, "tile_kv=120 is not a multiple of 16 up to 256"),
+        (FORWARD, {"tile_kv": 272}, "tile_kv=272 is not a multiple of 16 up to 256"),
+        (FORWARD, {"num_stages": 1}, "num_stages=1: overlap needs at least 2"),
+        (BACKWARD, {"head_dim": 72}, "head_dim=72 is not a multiple of 16"),
+        (BACKWARD, {"tile_kv": 64}, "tile_kv=64 is not 64 rows for each of 2 consumer"),
+        (BACKWARD, {"tile_q": 96}, "tile_q=96 is not a multiple of 64"),
+        (BACKWARD, {"num_stages": 0}, "num_stages=0 is not positive"),
     ],
 )
-def test_a_tile_that_the_instructions_cannot_do_is_refused(tile, change, text):
-    tile(**FORWARD)
+def test_a_tile_that_the_instructions_cannot_do_is_refused(fields, change, text):
+    tile = ForwardTile if fields is FORWARD else BackwardTile
+    tile(**fields)
     with pytest.raises(ValueError, match=text):
-        tile(**(FORWARD | change))
+        tile(**(fields | change))
 
 
 @pytest.mark.parametrize("table", [FORWARD_TILES, BACKWARD_TILES])
