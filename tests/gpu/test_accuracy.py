@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -80,7 +84,9 @@ def case_of(row: tuple) -> tuple[Case, int, bool]:
     return case, 0 if mask == "full" else mask, deterministic
 
 
-def check(case: Case, *, query_offset: int, deterministic: bool, with_outliers: bool) -> None:
+def compare(row: tuple, *, with_outliers: bool = False) -> None:
+    """Asserts that the kernels are close to the oracle on the inputs of a row."""
+    case, query_offset, deterministic = case_of(row)
     inputs = make_inputs(case, with_outliers=with_outliers)
     semantics = replace(inputs.semantics, query_offset=jnp.int32(query_offset))
     inputs = replace(inputs, semantics=semantics)
@@ -92,17 +98,29 @@ def check(case: Case, *, query_offset: int, deterministic: bool, with_outliers: 
     )
 
 
+@pytest.fixture(scope="module")
+def comparisons(request: pytest.FixtureRequest) -> Iterator[dict[tuple, Future[None]]]:
+    """The comparisons of all selected rows, begun: their time is that of XLA's compiler, which
+    works on several at once."""
+    rows: list[Any] = [
+        item.callspec.params["row"]
+        for item in request.session.items
+        if isinstance(item, pytest.Function) and item.function is test_normal_inputs
+    ]
+    pool = ThreadPoolExecutor(min(6, os.cpu_count() or 1))
+    yield {row: pool.submit(compare, row) for row in rows}
+    pool.shutdown(cancel_futures=True)
+
+
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: case_of(row)[0].name)
-def test_normal_inputs(row: tuple) -> None:
-    case, query_offset, deterministic = case_of(row)
-    check(case, query_offset=query_offset, deterministic=deterministic, with_outliers=False)
+def test_normal_inputs(row: tuple, comparisons: dict[tuple, Future[None]]) -> None:
+    comparisons[row].result()
 
 
 @pytest.mark.parametrize("head_dim", [64, 128])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_inputs_with_outliers(head_dim: int, dtype: str) -> None:
-    case, query_offset, deterministic = case_of((513, 700, 4, 2, head_dim, dtype, 187, False))
-    check(case, query_offset=query_offset, deterministic=deterministic, with_outliers=True)
+    compare((513, 700, 4, 2, head_dim, dtype, 187, False), with_outliers=True)
 
 
 @pytest.mark.parametrize("deterministic", [False, True])
