@@ -5,6 +5,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from typing import Any
 
 from jax_flash.spec.kernel_args import ABI_VERSION
 
@@ -54,7 +55,7 @@ class Manifest:
         return {entry.name: entry for entry in self.cubins}
 
 
-def _tuples(value: object) -> object:
+def _tuples(value: object) -> Any:
     if isinstance(value, list):
         return tuple(_tuples(item) for item in value)
     return value
