@@ -154,7 +154,7 @@ def chunked_backward(
     )
     return Gradients(
         query=d_query.reshape(query.shape),
-        key=(semantics.scale * d_key).astype(key.dtype),
+        key=d_key.astype(key.dtype),
         value=d_value.astype(value.dtype),
         bias=_like(d_bias, semantics.bias),
         sinks=_like(d_sinks, semantics.sinks),
@@ -214,7 +214,9 @@ def _add_pair(call: TiledCall, i: Index, j: Index, rows: _Rows, sums: _Sums) -> 
     if slope is not None:
         d_logits = d_logits * slope
     d_logits = d_logits.astype(k.dtype)
-    d_key = dot("...kgts,...tkgd->...skd", d_logits, rows.q)
+    # Scaled here, not at the end: jaxlib 0.10.2 miscompiles sum(c * x) + sum(c * y) on CPUs, which
+    # is what two calls that share keys over a mapped axis would end in.
+    d_key = call.semantics.scale * dot("...kgts,...tkgd->...skd", d_logits, rows.q)
     d_value = dot("...kgts,...tkgv->...skv", weights.astype(v.dtype), rows.d_output)
     return _Sums(
         query=sums.query + dot("...kgts,...skd->...kgtd", d_logits, k),

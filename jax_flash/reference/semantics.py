@@ -217,7 +217,8 @@ def check_operands(
         semantics: the record as its user gave it, not aligned.
 
     Raises:
-        TypeError: if query, key and value are not of one floating dtype, or mask is not bool.
+        TypeError: if query, key and value are not of one floating dtype, bias or sinks are not
+            floating, or mask is not bool.
         ValueError: if a shape does not fit.
     """
     shapes = f"query {query.shape}, key {key.shape}, value {value.shape}"
@@ -250,6 +251,10 @@ def check_operands(
         raise ValueError("only one of query and key segment ids is given; pass both or neither.")
     if semantics.mask is not None and semantics.mask.dtype != jnp.bool_:
         raise TypeError(f"mask is {semantics.mask.dtype}; it must be bool. Pass mask != 0.")
+    for name in ("bias", "sinks"):
+        array = getattr(semantics, name)
+        if array is not None and not jnp.issubdtype(array.dtype, jnp.floating):
+            raise TypeError(f"{name} is {array.dtype}; it must be floating. Convert it first.")
     for name, target in {
         "query_offset": leading,
         "query_lengths": leading,

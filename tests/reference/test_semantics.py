@@ -93,6 +93,9 @@ def test_dtypes_are_checked():
     with pytest.raises(TypeError, match="one floating dtype"):
         one = jnp.zeros((1, 1, 1))
         check_operands(one, one.astype(jnp.bfloat16), one, Semantics(scale=1.0))
+    for name in ("bias", "sinks"):
+        with pytest.raises(TypeError, match=rf"{name} is int32; it must be floating"):
+            _check(_semantics(**{name: jnp.zeros(4, jnp.int32)}))
     with pytest.raises(TypeError, match="mask is float32"):
         _check(Semantics(scale=1.0, mask=jnp.ones((5, 6))))
 
