@@ -52,6 +52,7 @@ def kernels(*, query_offset: int = 0, deterministic: bool = False) -> Attention:
             scale=semantics.scale,
             is_causal=semantics.is_causal,
             query_offset=query_offset,
+            local_window_size=semantics.window,
             deterministic_bwd=deterministic,
             return_residual=True,
             implementation="cuda",

@@ -21,6 +21,12 @@ from jax_flash.spec.support import variants_to_build
 
 LENGTHS = (200, 137)  # queries and keys: two tiles of each, the last one partly filled
 
+MASKS: dict[str, dict[str, Any]] = {
+    "full": {},
+    "causal": {"is_causal": True},
+    "window": {"local_window_size": (70, 20)},
+}
+
 
 def operands(head_dim: int, dtype: str) -> list[jax.Array]:
     random = np.random.default_rng(0)
@@ -34,15 +40,14 @@ def main() -> int:
     wanted = sys.argv[1] if len(sys.argv) > 1 else ""
     covered: set[str] = set()
     failures = 0
-    for dtype, head_dim, is_causal, deterministic in product(
-        ("bfloat16", "float16"), (64, 128), (False, True), (False, True)
+    for dtype, head_dim, (mask, mask_options), deterministic in product(
+        ("bfloat16", "float16"), (64, 128), MASKS.items(), (False, True)
     ):
-        words = (dtype, f"d{head_dim}", "causal" if is_causal else "full")
+        words = (dtype, f"d{head_dim}", mask)
         name = "_".join(words + (("deterministic",) if deterministic else ()))
         if wanted not in name:
             continue
-        options: dict[str, Any] = {
-            "is_causal": is_causal,
+        options = mask_options | {
             "deterministic_bwd": deterministic,
             "implementation": "cuda",
         }

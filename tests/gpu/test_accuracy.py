@@ -26,8 +26,9 @@ from .conftest import kernels
 # XLA would time every matrix product of the oracle, which takes longer than the tests.
 COMPILER_OPTIONS = {"xla_gpu_autotune_level": 0}
 
-# T, S, N, K, D, dtype, mask (full, or causal with a query offset), deterministic. Not the full
-# product: every length, ratio of heads, dtype, D, mask and mode, and the pairs likely to matter.
+# T, S, N, K, D, dtype, mask (full, causal with a query offset, or a window with left, right and
+# query offset), deterministic. Not the full product: every length, ratio of heads, dtype, D, mask
+# and mode, and the pairs likely to matter.
 ROWS = [
     (1, 1, 2, 2, 64, "bfloat16", "full", False),
     (1, 1, 2, 1, 128, "float16", 0, True),
@@ -59,13 +60,28 @@ ROWS = [
     (1000, 129, 4, 1, 64, "bfloat16", -871, False),
     (200, 300, 2, 2, 128, "float16", -77, True),
     (100, 80, 2, 2, 128, "bfloat16", -200, False),
+    # Windows: narrower than a tile, of several tiles, one-sided, and next to no keys at all.
+    (65, 65, 2, 2, 64, "bfloat16", (0, 0, 0), False),
+    (1000, 1000, 4, 1, 128, "bfloat16", (100, 0, 0), False),
+    (129, 1000, 2, 2, 64, "float16", (200, 50, 871), True),
+    (1000, 129, 2, 2, 128, "float16", (64, None, 0), False),
+    (300, 200, 2, 2, 128, "bfloat16", (None, 30, -150), True),
+    (4097, 4097, 2, 1, 64, "bfloat16", (1024, 0, 0), True),
 ]
 
 
 def case_of(row: tuple) -> tuple[Case, int, bool]:
     """Returns the case of a row, its query offset, and whether its backward is deterministic."""
     queries, keys, heads, key_heads, head_dim, dtype, mask, deterministic = row
-    words = ("full",) if mask == "full" else ("causal", f"offset{mask}")
+    window, query_offset = (None, None), 0
+    match mask:
+        case "full":
+            words = ("full",)
+        case (left, right, query_offset):
+            window = (left, right)
+            words = (f"window{left}-{right}", f"offset{query_offset}")
+        case query_offset:
+            words = ("causal", f"offset{query_offset}")
     name = "-".join(
         (f"{queries}x{keys}", f"heads{heads}over{key_heads}", f"d{head_dim}", dtype, *words)
     )
@@ -79,9 +95,10 @@ def case_of(row: tuple) -> tuple[Case, int, bool]:
         head_dim=head_dim,
         value_dim=head_dim,
         dtype=dtype,
-        is_causal=mask != "full",
+        is_causal=words[0] == "causal",
+        window=window,
     )
-    return case, 0 if mask == "full" else mask, deterministic
+    return case, query_offset, deterministic
 
 
 def compare(row: tuple, *, with_outliers: bool = False) -> None:

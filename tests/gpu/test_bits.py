@@ -34,6 +34,7 @@ BASE = Case(
 SIZES = {
     "causal-d128": BASE,
     "full-d128": replace(BASE, is_causal=False),
+    "window-d128": replace(BASE, window=(200, 0)),
     "causal-d64": replace(BASE, head_dim=64, value_dim=64),
     "full-d64-float16": replace(BASE, head_dim=64, value_dim=64, is_causal=False, dtype="float16"),
 }
