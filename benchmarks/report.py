@@ -96,7 +96,7 @@ def table(rows: list[Row]) -> str:
             if row.direction == direction
         )
     )
-    titles = ["D", "mask", "B", "T", "N/K", *(f"{name} {way[:3]}" for way, name in columns)]
+    titles = ["D", "mask", "B", "T", "N/K", *(f"{way}: {name}" for way, name in columns)]
     lines = [f"| {' | '.join(titles)} |", f"|{'---|' * len(titles)}"]
     by_problem: dict[tuple[str, ...], dict[tuple[str, str], Row]] = {}
     for row in rows:
@@ -119,7 +119,8 @@ def plot(rows: list[Row], path: Path, title: str) -> None:
     )
     figure = Figure(figsize=(4 * len(kinds), 7), layout="constrained")
     panels = figure.subplots(2, len(kinds), sharey="row", squeeze=False)
-    names = list(dict.fromkeys(row.implementation for row in plain))
+    backward = [row for row in plain if row.direction == "backward"]
+    names = list(dict.fromkeys(row.implementation for row in backward))
     for line, direction in enumerate(DIRECTIONS):
         for panel, (head_dim, mask) in zip(panels[line], kinds, strict=True):
             chosen = [
@@ -139,7 +140,7 @@ def plot(rows: list[Row], path: Path, title: str) -> None:
         panels[line][0].set_ylabel("TFLOP/s")
     for panel in panels[-1]:
         panel.set_xlabel("T = S (16384 tokens in all)")
-    panels[-1][0].legend(fontsize="small")
+    figure.legend(*panels[-1][0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
     figure.suptitle(title)
     figure.savefig(path, dpi=120)
 
