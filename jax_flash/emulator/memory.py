@@ -1,5 +1,7 @@
 """Byte-addressed storage with a map of what has been written, and global memory made of it."""
 
+from typing import Any
+
 import numpy as np
 
 from jax_flash.emulator.errors import Misaligned, OutOfBounds, UninitialisedRead
@@ -89,7 +91,7 @@ class GlobalMemory:
         """Returns the allocation that starts at an address."""
         return self.allocations[(address >> _ALLOCATION_BITS) - 1]
 
-    def locate(self, addresses: np.ndarray, what: str) -> list[tuple[Memory, np.ndarray, object]]:
+    def locate(self, addresses: np.ndarray, what: str) -> list[tuple[Memory, np.ndarray, Any]]:
         """Splits ``uint64`` addresses by allocation.
 
         Returns:

@@ -171,7 +171,7 @@ class Context:
         return row
 
     def file_of(self, operand: Operand, kind: PtxType) -> str:
-        """Returns the file of a register operand, which may be wider than the type (ld, st, cvt)."""
+        """Returns the file of a register, which may be wider than the type (ld, st, cvt)."""
         if isinstance(operand, Register):
             return self.table.file(operand)
         return kind.file

@@ -22,6 +22,8 @@ class Statistics:
     """Multiply-adds of the tensor cores by kind, e.g. ``wgmma bf16``."""
     shared_passes: Counter[str] = field(default_factory=Counter)
     """``accesses`` of shared memory by warps, and the ``passes`` that their banks need."""
+    notes: Counter[str] = field(default_factory=Counter)
+    """What is allowed but unusual, and how often it happened."""
     blocks: int = 0
 
     def add_counts(self, warp: "Warp") -> None:
@@ -39,4 +41,5 @@ class Statistics:
         self.traffic += other.traffic
         self.tensor_operations += other.tensor_operations
         self.shared_passes += other.shared_passes
+        self.notes += other.notes
         self.blocks += other.blocks

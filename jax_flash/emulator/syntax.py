@@ -1,7 +1,6 @@
 """Records of parsed PTX: operands, statements, entry points."""
 
 from dataclasses import dataclass, field
-from typing import Union
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +65,7 @@ class Negated:
     operand: Register
 
 
-Operand = Union[Register, Immediate, Symbol, Vector, Pair, Address, Sink, Negated]
+Operand = Register | Immediate | Symbol | Vector | Pair | Address | Sink | Negated
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

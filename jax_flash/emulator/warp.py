@@ -50,7 +50,9 @@ class TensorCoreUse:
     fenced: bool = False
     """Whether any wgmma.fence has been executed."""
     touched: set[int] = field(default_factory=set)
-    """Registers used by other instructions since the last wgmma.fence."""
+    """Registers read or written by other instructions since the last wgmma.fence."""
+    written: set[int] = field(default_factory=set)
+    """Those of them that were written."""
     trace: list[int] = field(default_factory=list)
     """Instructions since then that are not yet counted in ``touched``."""
 
@@ -229,7 +231,7 @@ class Warp:
                 pc += 1
             elif kind == BRANCH:
                 if active is not lanes:
-                    self._split(group, instruction.target, pc + 1, active)
+                    self._split(group, instruction.target, pc + 1, np.asarray(active))
                     break
                 pc = instruction.target
             elif self._exit(group, active, lanes):

@@ -43,7 +43,7 @@ def fence_async_proxy(context: Context) -> Run:
 
 @instruction("fence.mbarrier_init", section=_SECTION, category=_CATEGORY)
 def fence_mbarrier_init(context: Context) -> Run:
-    """``fence.mbarrier_init.release.cluster``: the mbarriers initialised before it are published."""
+    """``fence.mbarrier_init.release.cluster`` publishes the mbarriers initialised before it."""
     context.take("release")
     context.take("cluster")
 

@@ -124,8 +124,7 @@ def load(context: Context) -> Run:
         rows = warp.rows[target_view]
         for target, value in zip(targets, values, strict=True):
             if value.dtype != unsigned or kind.kind == "s":
-                value = value.view(kind.dtype if kind.bits > 8 else kind.dtype)
-                value = value.astype(widened).view(unsigned)
+                value = value.view(kind.dtype).astype(widened).view(unsigned)
             if lanes is True:
                 rows[target][:] = value
             else:

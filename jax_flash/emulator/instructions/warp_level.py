@@ -112,10 +112,11 @@ def vote(context: Context) -> Run:
     return run
 
 
-@instruction("match.sync", section=f"{_SYNC}: match.sync", category=_CATEGORY, converges=True)
+@instruction("match", section=f"{_SYNC}: match.sync", category=_CATEGORY, converges=True)
 def match(context: Context) -> Run:
-    """``match.sync.{any,all}.type d{|p}, a, membermask``."""
+    """``match.{any,all}.sync.type d{|p}, a, membermask``."""
     mode = context.take("any", "all")
+    context.take("sync")
     kind = context.take_type()
     target = context.operands[0]
     predicate = context.destination(target.second, _PRED) if isinstance(target, Pair) else -1

@@ -1,0 +1,26 @@
+"""Kernels for the emulator's tests: compiled from the current sources, unless they already are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from jax_flash.aot.build import DEFAULT_DIRECTORY, build, up_to_date
+from jax_flash.spec.manifest import ManifestError, read_manifest
+from jax_flash.spec.support import variants_to_build
+
+
+@pytest.fixture(scope="session")
+def kernel_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Directory with manifest and PTX of every kernel, up to date with the sources."""
+    variants = variants_to_build()
+    try:
+        entries = read_manifest(DEFAULT_DIRECTORY).by_name()
+    except ManifestError:
+        entries = {}
+    if all(up_to_date(v, entries.get(v.name), DEFAULT_DIRECTORY) for v in variants):
+        return DEFAULT_DIRECTORY
+    directory = tmp_path_factory.mktemp("kernels")
+    build(variants, directory, jobs=1)
+    return directory

@@ -1,0 +1,159 @@
+"""Emulated runs of forward and backward, and the float64 formulas that they are compared with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from jax_flash.emulator.launch import ELEMENT_TYPES, Options, run_operation
+from jax_flash.emulator.statistics import Statistics
+from jax_flash.spec.arch import Arch
+from jax_flash.spec.band_mask import Band
+from jax_flash.spec.launch_plan import Operation, backward_operation, forward_operation
+from jax_flash.spec.variant import DType
+
+Arrays = dict[str, np.ndarray]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """One attention call."""
+
+    dtype: DType = DType.BF16
+    head_dim: int = 64
+    batch: int = 1
+    query_length: int
+    key_length: int
+    query_heads: int = 1
+    key_heads: int = 1
+    upper: int | None = None
+    """Upper bound of the band; None is the full mask."""
+    deterministic: bool = False
+
+    @property
+    def band(self) -> Band:
+        """The mask."""
+        return Band(upper=self.upper)
+
+    @property
+    def scale(self) -> float:
+        """Scale of the logits."""
+        return self.head_dim**-0.5
+
+    def inputs(self, seed: int = 0) -> Arrays:
+        """Returns query, key, value, d_output and d_lse."""
+        rng = np.random.default_rng(seed)
+        element = ELEMENT_TYPES[self.dtype]
+
+        def draw(length: int, heads: int) -> np.ndarray:
+            shape = (self.batch, length, heads, self.head_dim)
+            return rng.standard_normal(shape).astype(element)
+
+        return {
+            "query": draw(self.query_length, self.query_heads),
+            "key": draw(self.key_length, self.key_heads),
+            "value": draw(self.key_length, self.key_heads),
+            "d_output": draw(self.query_length, self.query_heads),
+            "d_lse": rng.standard_normal((self.batch, self.query_length, self.query_heads)).astype(
+                np.float32
+            ),
+        }
+
+    def forward(self) -> Operation:
+        """Returns the forward operation."""
+        return forward_operation(Arch.SM90A, self.dtype, self.head_dim, self.band.mask)
+
+    def backward(self) -> Operation:
+        """Returns the backward operation."""
+        return backward_operation(
+            Arch.SM90A,
+            self.dtype,
+            self.head_dim,
+            self.band.mask,
+            deterministic=self.deterministic,
+        )
+
+
+def run_forward(problem: Problem, directory: Path, options: Options, seed: int = 0) -> Arrays:
+    """Runs the forward kernel."""
+    results, _ = run_with_statistics(
+        problem, problem.forward(), problem.inputs(seed), directory, options
+    )
+    return results
+
+
+def run_with_statistics(
+    problem: Problem, operation: Operation, arrays: Arrays, directory: Path, options: Options
+) -> tuple[Arrays, dict[str, Statistics]]:
+    """Runs an operation."""
+    return run_operation(
+        operation,
+        arrays,
+        scale=problem.scale,
+        band=problem.band,
+        directory=directory,
+        options=options,
+    )
+
+
+def run_both(problem: Problem, directory: Path, options: Options, seed: int = 0) -> Arrays:
+    """Runs forward, then backward on its results."""
+    inputs = problem.inputs(seed)
+    forward, _ = run_with_statistics(problem, problem.forward(), inputs, directory, options)
+    arrays = inputs | {"output": forward["output"], "lse": forward["lse"]}
+    backward, _ = run_with_statistics(problem, problem.backward(), arrays, directory, options)
+    names = ("d_query", "d_key", "d_value")
+    return {"output": forward["output"], "lse": forward["lse"]} | {n: backward[n] for n in names}
+
+
+def exact(problem: Problem, seed: int = 0) -> Arrays:
+    """Returns output, log-sum-exp and gradients by their formulas, in float64."""
+    inputs = {name: array.astype(np.float64) for name, array in problem.inputs(seed).items()}
+    group = problem.query_heads // problem.key_heads
+    query, d_output = (inputs[name].transpose(0, 2, 1, 3) for name in ("query", "d_output"))
+    key, value = (
+        np.repeat(inputs[name], group, axis=2).transpose(0, 2, 1, 3) for name in ("key", "value")
+    )
+    scores = query @ key.swapaxes(-1, -2) * problem.scale
+    if problem.upper is not None:
+        q, k = np.arange(problem.query_length)[:, None], np.arange(problem.key_length)
+        scores = np.where(k <= q + problem.upper, scores, -np.inf)
+    top = scores.max(-1, keepdims=True)
+    top = np.where(np.isfinite(top), top, 0)
+    weights = np.exp(scores - top)
+    total = weights.sum(-1, keepdims=True)
+    with np.errstate(divide="ignore"):
+        lse = np.where(total > 0, top + np.log(total), -np.inf)[..., 0]
+    weights = np.divide(weights, total, out=np.zeros_like(weights), where=total > 0)
+    output = weights @ value
+    d_weights = d_output @ value.swapaxes(-1, -2)
+    delta = (d_output * output).sum(-1) - inputs["d_lse"].transpose(0, 2, 1)
+    d_scores = weights * (d_weights - delta[..., None])
+
+    def of_group(gradient: np.ndarray) -> np.ndarray:
+        batch, _, length, columns = gradient.shape
+        parts = gradient.reshape(batch, problem.key_heads, group, length, columns)
+        return parts.sum(2).transpose(0, 2, 1, 3)
+
+    return {
+        "output": output.transpose(0, 2, 1, 3),
+        "lse": lse.transpose(0, 2, 1),
+        "d_query": (d_scores @ key * problem.scale).transpose(0, 2, 1, 3),
+        "d_key": of_group(d_scores.swapaxes(-1, -2) @ query * problem.scale),
+        "d_value": of_group(weights.swapaxes(-1, -2) @ d_output),
+    }
+
+
+def assert_close(results: Arrays, expected: Arrays, dtype: DType) -> None:
+    """Asserts errors of a few roundings to the element type; log-sum-exp much closer."""
+    step = 2.0**-8 if dtype is DType.BF16 else 2.0**-11
+    for name, result in results.items():
+        want, got = expected[name], result.astype(np.float64)
+        finite = np.isfinite(want)
+        assert (got[~finite] == want[~finite]).all(), name
+        largest = np.abs(want[finite]).max(initial=0)
+        limit = 2e-6 * max(largest, 1) if name == "lse" else 2 * step * largest
+        error = np.abs(got[finite] - want[finite]).max(initial=0)
+        assert error <= limit, f"{name}: error {error:.3g}, at most {limit:.3g}"

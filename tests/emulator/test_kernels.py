@@ -1,0 +1,110 @@
+"""The compiled kernels, run on the emulator under several interleavings, against float64."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from jax_flash.emulator.launch import Options
+from jax_flash.emulator.schedule import Schedule
+from jax_flash.spec.variant import DType
+
+from .kernel_runs import (
+    Problem,
+    assert_close,
+    exact,
+    run_both,
+    run_forward,
+    run_with_statistics,
+)
+
+SCHEDULES = {
+    "in turn, copies at once": Schedule(order="round_robin", landing="eager"),
+    "random": Schedule(order="random", landing="random", seed=11),
+    "producer starved, copies late": Schedule(order="starve", landing="lazy", starved=0, seed=1),
+    "consumer starved": Schedule(order="starve", landing="random", starved=9, seed=2),
+}
+
+# Between them: every kernel source path (each dtype, head dimension, mask, both backward modes),
+# ragged tails of both axes, grouped heads, several batch elements, rows and blocks without keys.
+PROBLEMS = {
+    "full": Problem(query_length=128, key_length=128),
+    "full, ragged, grouped, D=128": Problem(
+        query_length=100, key_length=150, head_dim=128, query_heads=2
+    ),
+    "full, deterministic, f16": Problem(
+        dtype=DType.F16, query_length=130, key_length=290, deterministic=True
+    ),
+    "causal": Problem(query_length=200, key_length=200, upper=0),
+    "causal, grouped, batch": Problem(
+        query_length=70, key_length=140, upper=70, batch=2, query_heads=4, key_heads=2
+    ),
+    "causal, rows without keys, D=128, deterministic": Problem(
+        query_length=150, key_length=40, head_dim=128, upper=-110, deterministic=True
+    ),
+    "causal, f16, D=128": Problem(
+        dtype=DType.F16, query_length=64, key_length=300, head_dim=128, upper=236
+    ),
+    "one query, one key": Problem(query_length=1, key_length=1, head_dim=128),
+}
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("problem", PROBLEMS)
+def test_forward_and_backward(problem: str, schedule: str, kernel_directory: Path):
+    case = PROBLEMS[problem]
+    results = run_both(case, kernel_directory, Options(schedule=SCHEDULES[schedule]))
+    assert_close(results, exact(case), case.dtype)
+
+
+def test_interleavings_do_not_change_deterministic_bits(kernel_directory: Path):
+    """Three key tiles add to each query tile: their order decides the bits of dQ."""
+    case = Problem(query_length=128, key_length=384, deterministic=True)
+    runs = [
+        run_both(case, kernel_directory, Options(schedule=schedule, resident_clusters=resident))
+        for schedule, resident in zip(SCHEDULES.values(), (1, 2, 3, 3), strict=True)
+    ]
+    for other in runs[1:]:
+        for name, array in runs[0].items():
+            assert array.tobytes() == other[name].tobytes(), name
+
+
+def test_forward_bits_do_not_depend_on_other_rows(kernel_directory: Path):
+    """The numerics contract: a row's bits are those it has in a shorter, smaller batch."""
+    case = Problem(query_length=140, key_length=140, upper=0, query_heads=2, batch=2)
+    options = Options(schedule=SCHEDULES["random"])
+    whole = run_forward(case, kernel_directory, options)
+    inputs = case.inputs()
+    alone = replace(case, batch=1, query_heads=1, query_length=70, key_length=70)
+    arrays = {name: inputs[name][1:, :70, 1:2] for name in ("query", "key", "value")}
+    # Two query heads share one key head here.
+    arrays["key"], arrays["value"] = inputs["key"][1:, :70], inputs["value"][1:, :70]
+    part, _ = run_with_statistics(alone, alone.forward(), arrays, kernel_directory, options)
+    assert part["output"][0, :, 0].tobytes() == whole["output"][1, :70, 1].tobytes()
+    assert np.array_equal(part["lse"][0, :, 0], whole["lse"][1, :70, 1])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(8))
+def test_long_sweep(seed: int, kernel_directory: Path):
+    """Random shapes under random interleavings: `pytest tests/emulator -m slow`."""
+    rng = np.random.default_rng(seed)
+    key_heads = int(rng.integers(1, 3))
+    query_length, key_length = (int(n) for n in rng.integers(1, 500, 2))
+    case = Problem(
+        dtype=[DType.BF16, DType.F16][seed % 2],
+        head_dim=[64, 128][seed // 2 % 2],
+        batch=int(rng.integers(1, 3)),
+        query_length=query_length,
+        key_length=key_length,
+        query_heads=key_heads * int(rng.integers(1, 4)),
+        key_heads=key_heads,
+        upper=[None, key_length - query_length][seed // 4 % 2],
+        deterministic=bool(rng.integers(2)),
+    )
+    schedule = Schedule(order="random", landing=["random", "lazy"][seed % 2], seed=seed)
+    results = run_both(case, kernel_directory, Options(schedule=schedule), seed)
+    assert_close(results, exact(case, seed), case.dtype)
