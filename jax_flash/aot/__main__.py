@@ -56,9 +56,8 @@ def main(arguments: list[str] | None = None) -> int:
         details = ""
         if entry is not None:
             tile = ", ".join(f"{key}={value}" for key, value in entry.tile.items())
-            details = (
-                f"  {entry.registers} registers, {entry.shared_memory_bytes} B shared memory, {tile}"
-            )
+            memory = f"{entry.shared_memory_bytes} B shared memory"
+            details = f"  {entry.registers} registers, {memory}, {tile}"
         if options.command == "list" or not current:
             print(f"{variant.name:50} {state:10}{details}")
     if options.command == "check" and stale:

@@ -30,18 +30,10 @@ from jax_flash.spec.variant import KernelRole, KernelVariant
 
 DEFAULT_DIRECTORY = Path(__file__).resolve().parents[1] / "cubins"
 
-MODULES = {
-    KernelRole.FORWARD: "jax_flash.kernels.sm90.forward",
-    KernelRole.ROW_STATISTICS: "jax_flash.kernels.shared.row_statistics",
-    KernelRole.BACKWARD: "jax_flash.kernels.sm90.backward",
-    KernelRole.FINISH_DQ: "jax_flash.kernels.sm90.finish_dq",
-}
-"""Module that builds each role; its sources decide when a cubin is stale."""
-
 
 def up_to_date(variant: KernelVariant, entry: CubinEntry | None, directory: Path) -> bool:
     """Returns whether ``entry`` is what a build of ``variant`` would give again."""
-    if entry is None or entry.source_hash != source_hash(MODULES[variant.role], variant.name):
+    if entry is None or entry.source_hash != source_hash(variant):
         return False
     try:
         check_cubin(entry, directory)
@@ -98,12 +90,13 @@ def build_one(variant: KernelVariant, directory: Path) -> CubinEntry:
         threads=plan.threads,
         cluster=plan.cluster,
         programmatic_launch=plan.programmatic_launch,
+        resident_up_to=plan.resident_up_to,
         shared_memory_bytes=plan.shared_memory_bytes,
         registers=resources.registers,
         spill_bytes=resources.spill_bytes,
         tile=asdict(table[variant.arch, variant.head_dim]),
         toolchain=toolchain(),
-        source_hash=source_hash(MODULES[variant.role], variant.name),
+        source_hash=source_hash(variant),
     )
 
 

@@ -8,6 +8,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass.cute.runtime import make_ptr
 
+from jax_flash.aot.kernel_classes import KERNEL_CLASSES
 from jax_flash.spec.kernel_args import (
     KernelArgument,
     PointerArgument,
@@ -15,15 +16,7 @@ from jax_flash.spec.kernel_args import (
     argument_bytes,
     kernel_arguments,
 )
-from jax_flash.spec.variant import KernelRole, KernelVariant
-
-KERNEL_CLASSES = {
-    KernelRole.FORWARD: ("jax_flash.kernels.sm90.forward", "ForwardKernel"),
-    KernelRole.ROW_STATISTICS: ("jax_flash.kernels.shared.row_statistics", "RowStatisticsKernel"),
-    KernelRole.BACKWARD: ("jax_flash.kernels.sm90.backward", "BackwardKernel"),
-    KernelRole.FINISH_DQ: ("jax_flash.kernels.sm90.finish_dq", "FinishDqKernel"),
-}
-"""Module and class that build each role."""
+from jax_flash.spec.variant import KernelVariant
 
 _TYPES = {
     "bf16": cutlass.BFloat16,
@@ -66,8 +59,9 @@ def compile_variant(variant: KernelVariant) -> CompiledKernel:
     Raises:
       KernelBuildError: the compiled entry's parameters differ from ``spec.kernel_args``.
     """
-    module, name = KERNEL_CLASSES[variant.role]
-    kernel = getattr(import_module(module), name)(variant, _TYPES[variant.dtype.value])
+    built_by = KERNEL_CLASSES[variant.role]
+    kernel_class = getattr(import_module(built_by.module), built_by.name)
+    kernel = kernel_class(variant, _TYPES[variant.dtype.value])
     prefix = "jax_flash_" + variant.name.rsplit("/", 1)[1]
     kernel.kernel.set_name_prefix(prefix, remove_cutlass_symbol=True, keep_mangled_name=False)
     examples = [_example(argument) for argument in kernel_arguments(variant)]
@@ -99,6 +93,4 @@ def entry_of(ptx: str) -> tuple[str, list[int]]:
     if len(entries) != 1:
         raise KernelBuildError(f"expected one kernel, the PTX has {[name for name, _ in entries]}")
     name, parameters = entries[0]
-    return name, [
-        _WIDTHS[kind] * int(count or 1) for kind, count in _PARAMETER.findall(parameters)
-    ]
+    return name, [_WIDTHS[kind] * int(count or 1) for kind, count in _PARAMETER.findall(parameters)]

@@ -6,6 +6,9 @@ from functools import cache
 from importlib.metadata import distributions
 from pathlib import Path
 
+from jax_flash.aot.kernel_classes import KERNEL_CLASSES
+from jax_flash.spec.variant import KernelVariant
+
 _PACKAGE = "jax_flash"
 _ROOT = Path(__file__).resolve().parents[1]
 
@@ -58,9 +61,10 @@ def sources_of(module: str) -> tuple[Path, ...]:
     return tuple(sorted(set(found.values())))
 
 
-def source_hash(module: str, variant_name: str) -> str:
-    """Returns a hash of everything that decides the cubin of a variant built by ``module``."""
-    digest = hashlib.sha256(f"{variant_name}\n{toolchain()}\n".encode())
+def source_hash(variant: KernelVariant) -> str:
+    """Returns a hash of everything that decides the cubin of a variant."""
+    module = KERNEL_CLASSES[variant.role].module
+    digest = hashlib.sha256(f"{variant.name}\n{toolchain()}\n".encode())
     for path in (*sources_of(module), Path(__file__).with_name("compile.py")):
         digest.update(path.relative_to(_ROOT).as_posix().encode() + b"\0")
         digest.update(path.read_bytes())

@@ -1,1 +1,1 @@
-"""Device code: FlashAttention kernels in CuTe-DSL. Needs ``cutlass``; never imported at run time."""
+"""Device code: FlashAttention kernels in CuTe-DSL. Needs ``cutlass``; not imported at run time."""

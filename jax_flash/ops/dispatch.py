@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax_flash.ops import registration
 from jax_flash.ops.arguments import Call
 from jax_flash.spec.arch import Arch, arch_of_compute_capability
-from jax_flash.spec.band_mask import Band, band_of
+from jax_flash.spec.band_mask import Band, band_of, kernel_band
 from jax_flash.spec.launch_plan import Operation, backward_operation, forward_operation
 from jax_flash.spec.problem import AttentionProblem, Feature
 from jax_flash.spec.support import KERNEL_DTYPES, reasons_unsupported
@@ -238,17 +238,14 @@ def _reasons_unsupported(call: Call, problem: AttentionProblem, arch: Arch) -> t
 
 def _kernel_call(call: Call, problem: AttentionProblem, arch: Arch) -> KernelCall:
     dtype = KERNEL_DTYPES[problem.dtype]
+    band = kernel_band(_band(call))
     return KernelCall(
-        forward=forward_operation(arch, dtype, problem.head_dim, problem.band),
+        forward=forward_operation(arch, dtype, problem.head_dim, band.mask),
         backward=backward_operation(
-            arch,
-            dtype,
-            problem.head_dim,
-            problem.band,
-            deterministic=problem.deterministic_bwd,
+            arch, dtype, problem.head_dim, band.mask, deterministic=problem.deterministic_bwd
         ),
         scale=call.semantics.scale,
-        band=_band(call),
+        band=band,
     )
 
 

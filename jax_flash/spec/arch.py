@@ -39,9 +39,7 @@ _COMPUTE_CAPABILITY = {Arch.SM90A: (9, 0)}
 
 # CUDA C++ Programming Guide, table "Technical Specifications per Compute Capability".
 _LIMITS = {
-    Arch.SM90A: ArchLimits(
-        shared_memory_bytes=232_448, registers=65_536, max_cluster_size=8
-    ),
+    Arch.SM90A: ArchLimits(shared_memory_bytes=232_448, registers=65_536, max_cluster_size=8),
 }
 
 

@@ -7,6 +7,7 @@ run-time arguments, so that one kernel serves every window size. Every loader, m
 role takes its tiles from the two range functions below.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 
@@ -28,6 +29,10 @@ class BandMask:
             (True, False): "lower",
             (True, True): "band",
         }[self.lower, self.upper]
+
+
+FULL = BandMask()
+"""No bound: every query sees every key."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,9 +57,22 @@ class Band:
         return above and below
 
 
-def band_of(
-    *, is_causal: bool, window: tuple[int | None, int | None], query_offset: int
-) -> Band:
+UNBOUNDED = 2**30
+"""Distance that no key is from a query: a bound of this value hides nothing."""
+
+
+def kernel_band(band: Band) -> Band:
+    """Returns the band as kernels take it: one with a lower bound has an upper bound, too.
+
+    A mask with a lower bound alone is rare; an upper bound that hides nothing serves it, and halves
+    the number of windowed kernels.
+    """
+    if band.lower is None or band.upper is not None:
+        return band
+    return Band(lower=band.lower, upper=UNBOUNDED)
+
+
+def band_of(*, is_causal: bool, window: tuple[int | None, int | None], query_offset: int) -> Band:
     """Combines the public arguments into one band.
 
     Args:
@@ -72,25 +90,47 @@ def band_of(
 
 
 def visible_key_tiles(
-    band: Band, *, first_query: int, last_query: int, key_length: int, tile_kv: int
+    band: Band,
+    *,
+    first_query: int,
+    last_query: int,
+    key_length: int,
+    tile_kv: int,
+    minimum: Callable[..., int] = min,
+    maximum: Callable[..., int] = max,
 ) -> tuple[int, int]:
     """Returns ``[begin, end)`` of the key tiles that any query of the closed range may see.
 
     Tiles are ``tile_kv`` keys wide and anchored at key 0. An empty range has ``begin >= end``.
+    Device code calls this with its own integers and its own ``minimum`` and ``maximum``.
     """
-    begin_key = 0 if band.lower is None else max(0, first_query + band.lower)
-    end_key = key_length
+    begin_key, end_key = 0, key_length
+    if band.lower is not None:
+        begin_key = maximum(first_query + band.lower, 0)
     if band.upper is not None:
-        end_key = min(key_length, last_query + band.upper + 1)
-    return begin_key // tile_kv, -(-max(end_key, 0) // tile_kv)
+        end_key = maximum(minimum(key_length, last_query + band.upper + 1), 0)
+    return begin_key // tile_kv, (end_key + tile_kv - 1) // tile_kv
 
 
 def visible_query_tiles(
-    band: Band, *, first_key: int, last_key: int, query_length: int, tile_q: int
+    band: Band,
+    *,
+    first_key: int,
+    last_key: int,
+    query_length: int,
+    tile_q: int,
+    minimum: Callable[..., int] = min,
+    maximum: Callable[..., int] = max,
 ) -> tuple[int, int]:
-    """Returns ``[begin, end)`` of the query tiles that may see any key of the closed range."""
-    begin_query = 0 if band.upper is None else max(0, first_key - band.upper)
-    end_query = query_length
+    """Returns ``[begin, end)`` of the query tiles that may see any key of the closed range.
+
+    For whole tiles, rows past the last query or key included, this is the exact transpose of
+    :func:`visible_key_tiles`: a query tile is in a key tile's range if and only if the key tile is
+    in its range. The deterministic backward kernel counts visitors and relies on it.
+    """
+    begin_query, end_query = 0, query_length
+    if band.upper is not None:
+        begin_query = maximum(first_key - band.upper, 0)
     if band.lower is not None:
-        end_query = min(query_length, last_key - band.lower + 1)
-    return begin_query // tile_q, -(-max(end_query, 0) // tile_q)
+        end_query = maximum(minimum(query_length, last_key - band.lower + 1), 0)
+    return begin_query // tile_q, (end_query + tile_q - 1) // tile_q

@@ -86,9 +86,7 @@ _BAND = (ScalarArgument(name="band_lower"), ScalarArgument(name="band_upper"))
 
 
 def _map(operand: str, dtype: str, rows: int) -> TensorMapArgument:
-    return TensorMapArgument(
-        operand=operand, dtype=dtype, box_columns=BOX_COLUMNS, box_rows=rows
-    )
+    return TensorMapArgument(operand=operand, dtype=dtype, box_columns=BOX_COLUMNS, box_rows=rows)
 
 
 def _forward_arguments(variant: KernelVariant) -> tuple[KernelArgument, ...]:
@@ -103,6 +101,7 @@ def _forward_arguments(variant: KernelVariant) -> tuple[KernelArgument, ...]:
         ScalarArgument(name="scale_log2", dtype="float32"),
         *_LENGTHS_AND_HEADS,
         *_BAND,
+        ScalarArgument(name="batch"),
     )
 
 

@@ -33,6 +33,8 @@ class CubinEntry:
     threads: int
     cluster: tuple[int, int, int]
     programmatic_launch: bool
+    resident_up_to: int
+    """``LaunchPlan.resident_up_to``."""
     shared_memory_bytes: int
     registers: int
     spill_bytes: int

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from enum import Enum
 
-from jax_flash.spec.band_mask import BandMask
+from jax_flash.spec.band_mask import FULL, BandMask
 
 
 class Feature(Enum):
@@ -34,7 +34,7 @@ class AttentionProblem:
     key_heads: int
     head_dim: int
     value_head_dim: int
-    band: BandMask = BandMask()
+    band: BandMask = FULL
     features: frozenset[Feature] = frozenset()
     deterministic_bwd: bool = False
 

@@ -3,7 +3,7 @@
 from itertools import product
 
 from jax_flash.spec.arch import Arch
-from jax_flash.spec.band_mask import BandMask
+from jax_flash.spec.band_mask import FULL, BandMask
 from jax_flash.spec.launch_plan import backward_operation, forward_operation
 from jax_flash.spec.problem import AttentionProblem
 from jax_flash.spec.variant import DType, KernelVariant
@@ -12,14 +12,15 @@ KERNEL_DTYPES = {"bfloat16": DType.BF16, "float16": DType.F16}
 """Numpy dtype names that kernels exist for."""
 
 _HEAD_DIMS = {Arch.SM90A: (64, 128)}
-_BANDS = {Arch.SM90A: (BandMask(), BandMask(upper=True))}
+# The masks that ``band_mask.kernel_band`` maps every band to.
+_BANDS = (FULL, BandMask(upper=True), BandMask(lower=True, upper=True))
 
 
 def variants_to_build(arch: Arch | None = None) -> tuple[KernelVariant, ...]:
     """Returns every kernel to build, in a stable order, for one target or for all."""
     variants: dict[str, KernelVariant] = {}
     for target in Arch if arch is None else (arch,):
-        for dtype, head_dim, band in product(DType, _HEAD_DIMS[target], _BANDS[target]):
+        for dtype, head_dim, band in product(DType, _HEAD_DIMS[target], _BANDS):
             operations = [forward_operation(target, dtype, head_dim, band)]
             operations += [
                 backward_operation(target, dtype, head_dim, band, deterministic=deterministic)
@@ -44,8 +45,6 @@ def reasons_unsupported(problem: AttentionProblem, arch: Arch) -> tuple[str, ...
             f"head dimensions D={problem.head_dim}, Dv={problem.value_head_dim} "
             f"(kernels exist for D = Dv in {dims})"
         )
-    if problem.band not in _BANDS[arch]:
-        reasons.append("a bounded left window (kernels exist for full and causal masks)")
     reasons += [
         f"{feature.value} (no kernel implements it yet)"
         for feature in sorted(problem.features, key=lambda feature: feature.value)

@@ -9,7 +9,7 @@ _ELEMENT_BYTES = 2  # bf16 and f16
 _FLOAT_BYTES = 4
 
 BARRIER_BYTES = 1024
-"""Shared memory kept for barriers; a whole swizzle repeat, so that the tiles after it are aligned."""
+"""Shared memory kept for barriers: a whole swizzle repeat, so that tiles after it are aligned."""
 
 
 def _check(condition: bool, message: str) -> None:
@@ -51,8 +51,8 @@ class ForwardTile:
 
     @property
     def shared_memory_bytes(self) -> int:
-        """Shared memory of the Q, K and V tiles and the barriers."""
-        rows = self.tile_q + 2 * self.num_stages * self.tile_kv
+        """Shared memory of the Q and O tiles, the stages of K and V, and the barriers."""
+        rows = 2 * self.tile_q + 2 * self.num_stages * self.tile_kv
         return rows * self.head_dim * _ELEMENT_BYTES + BARRIER_BYTES
 
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from jax_flash.spec.arch import Arch
-from jax_flash.spec.band_mask import BandMask
+from jax_flash.spec.band_mask import FULL, BandMask
 
 
 class KernelRole(Enum):
@@ -41,13 +41,13 @@ class KernelVariant:
     dtype: DType
     head_dim: int
     """D = Dv."""
-    band: BandMask = BandMask()
+    band: BandMask = FULL
     deterministic: bool = False
 
     def __post_init__(self) -> None:
         """Refuses keys that name no distinct kernel."""
         if self.role in (KernelRole.ROW_STATISTICS, KernelRole.FINISH_DQ) and (
-            self.band != BandMask() or self.deterministic
+            self.band != FULL or self.deterministic
         ):
             raise ValueError(f"{self.role.value} kernels depend on neither band nor determinism")
         if self.role is KernelRole.FORWARD and self.deterministic:

@@ -47,6 +47,7 @@ def test_one_kernel_was_built_and_described(built: Path):
     assert entry.threads == plan.threads
     assert entry.arguments == tuple(a.as_row() for a in kernel_arguments(variant()))
     assert entry.grid == tuple((factor.value, factor.divisor) for factor in plan.grid)
+    assert entry.resident_up_to == plan.resident_up_to
     assert entry.spill_bytes == 0
     assert "nvidia-cutlass-dsl 4.8.1" in entry.toolchain
     names = sorted(path.name for path in built.rglob("*") if path.is_file())
@@ -85,7 +86,7 @@ def test_a_cubin_is_stale_when_its_sources_change_or_its_ptx_is_missing(
     (entry,) = read_manifest(directory).cubins
     assert up_to_date(variant(), entry, directory)
     with monkeypatch.context() as patch:
-        patch.setattr(build_module, "source_hash", lambda module, name: "of other sources")
+        patch.setattr(build_module, "source_hash", lambda variant: "of other sources")
         assert not up_to_date(variant(), entry, directory)
     (directory / entry.file).with_suffix(".ptx").unlink()
     assert not up_to_date(variant(), entry, directory)

@@ -10,15 +10,22 @@ from types import ModuleType
 import pytest
 
 from jax_flash.aot import toolchain as toolchain_module
-from jax_flash.aot.build import MODULES
+from jax_flash.aot.kernel_classes import KERNEL_CLASSES
 from jax_flash.aot.toolchain import source_hash, sources_of
-from jax_flash.spec.variant import KernelRole
+from jax_flash.spec.arch import Arch
+from jax_flash.spec.variant import DType, KernelRole, KernelVariant
 
 PACKAGE = Path(toolchain_module.__file__).parents[1]
 
 
+def variant_of(role: KernelRole, head_dim: int = 64) -> KernelVariant:
+    return KernelVariant(role=role, arch=Arch.SM90A, dtype=DType.BF16, head_dim=head_dim)
+
+
 def relative_sources(role: KernelRole) -> set[str]:
-    return {path.relative_to(PACKAGE).as_posix() for path in sources_of(MODULES[role])}
+    return {
+        path.relative_to(PACKAGE).as_posix() for path in sources_of(KERNEL_CLASSES[role].module)
+    }
 
 
 def test_sources_are_what_a_kernel_imports_directly_or_not():
@@ -44,7 +51,7 @@ def copied(tmp_path: Path) -> Path:
 
 
 def load(package: Path) -> ModuleType:
-    """Loads the toolchain module of a copy; it imports nothing of the package."""
+    """Loads the toolchain module of a copy; it hashes the files beside it."""
     path = package / "aot" / "toolchain.py"
     spec = importlib.util.spec_from_file_location("copied_toolchain", path)
     assert spec is not None
@@ -55,24 +62,24 @@ def load(package: Path) -> ModuleType:
 
 
 def test_a_hash_changes_with_the_sources_of_its_kernel_alone(copied: Path):
-    forward, finish_dq = MODULES[KernelRole.FORWARD], MODULES[KernelRole.FINISH_DQ]
+    forward, finish_dq = variant_of(KernelRole.FORWARD), variant_of(KernelRole.FINISH_DQ)
     before = load(copied)
-    hashes = [before.source_hash(module, "kernel") for module in (forward, finish_dq)]
-    assert hashes == [source_hash(module, "kernel") for module in (forward, finish_dq)]
+    hashes = [before.source_hash(variant) for variant in (forward, finish_dq)]
+    assert hashes == [source_hash(variant) for variant in (forward, finish_dq)]
 
     path = copied / "kernels" / "sm90" / "forward_compute.py"
     path.write_text(path.read_text() + "# changed\n")
     after = load(copied)
-    assert after.source_hash(forward, "kernel") != hashes[0]
-    assert after.source_hash(finish_dq, "kernel") == hashes[1]
+    assert after.source_hash(forward) != hashes[0]
+    assert after.source_hash(finish_dq) == hashes[1]
 
 
 def test_a_hash_changes_with_the_variant_and_the_compiler(monkeypatch: pytest.MonkeyPatch):
-    module = MODULES[KernelRole.FORWARD]
-    ours = source_hash(module, "kernel")
-    assert source_hash(module, "other") != ours
+    variant = variant_of(KernelRole.FORWARD)
+    ours = source_hash(variant)
+    assert source_hash(variant_of(KernelRole.FORWARD, head_dim=128)) != ours
     monkeypatch.setattr(toolchain_module, "toolchain", lambda: "another compiler")
-    assert source_hash(module, "kernel") != ours
+    assert source_hash(variant) != ours
 
 
 def test_the_toolchain_names_every_part_of_the_compiler():

@@ -22,7 +22,6 @@ UNSUPPORTED = {
     "dtype": ({}, {"dtype": jnp.float32}, "dtype float32"),
     "head dimension": ({}, {"dims": (72, 72)}, "D=72, Dv=72"),
     "value head dimension": ({}, {"dims": (64, 128)}, "D=64, Dv=128"),
-    "window": ({"local_window_size": (3, 0)}, {}, "bounded left window"),
     "offset array": (
         {"query_offset": np.array([1, 2], np.int32), "is_causal": True},
         {},

@@ -5,9 +5,11 @@ from itertools import product
 import pytest
 
 from jax_flash.spec.band_mask import (
+    UNBOUNDED,
     Band,
     BandMask,
     band_of,
+    kernel_band,
     visible_key_tiles,
     visible_query_tiles,
 )
@@ -116,3 +118,37 @@ def test_every_mask_has_its_own_name():
     assert [mask.name for mask in masks] == ["full", "causal", "lower", "band"]
     assert Band(lower=-1).mask == BandMask(lower=True)
     assert Band().mask == BandMask()
+
+
+@pytest.mark.parametrize("band", BANDS, ids=str)
+def test_the_two_ranges_are_each_others_transpose(band: Band):
+    """What deterministic backward counts on: no query tile waits for a visitor that never comes."""
+    tile_q, tile_kv = 4, 6
+    for query_length, key_length in product((1, 5, 8, 23), (1, 6, 13, 24)):
+        query_tiles, key_tiles = -(-query_length // tile_q), -(-key_length // tile_kv)
+        for query_tile, key_tile in product(range(query_tiles), range(key_tiles)):
+            begin, end = visible_key_tiles(
+                band,
+                first_query=query_tile * tile_q,
+                last_query=(query_tile + 1) * tile_q - 1,
+                key_length=key_length,
+                tile_kv=tile_kv,
+            )
+            visited_by_query = begin <= key_tile < end
+            begin, end = visible_query_tiles(
+                band,
+                first_key=key_tile * tile_kv,
+                last_key=(key_tile + 1) * tile_kv - 1,
+                query_length=query_length,
+                tile_q=tile_q,
+            )
+            assert visited_by_query == (begin <= query_tile < end), (query_tile, key_tile)
+
+
+@pytest.mark.parametrize("band", BANDS, ids=str)
+def test_the_kernels_band_sees_the_same_keys(band: Band):
+    taken = kernel_band(band)
+    assert taken.mask in (BandMask(), BandMask(upper=True), BandMask(lower=True, upper=True))
+    far = UNBOUNDED // 2
+    for query, key in product((0, 3, far), (0, 2, 5, far)):
+        assert taken.sees(query, key) == band.sees(query, key)

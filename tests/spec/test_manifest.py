@@ -31,6 +31,7 @@ ENTRY = CubinEntry(
     threads=384,
     cluster=(1, 1, 1),
     programmatic_launch=False,
+    resident_up_to=1024,
     shared_memory_bytes=1024,
     registers=168,
     spill_bytes=0,

@@ -36,7 +36,7 @@ def hide_columns(
     begin: Int32 | None,
     end: Int32 | None,
 ):
-    """Sets the scores of one row outside ``[begin, end)`` (relative to its first column) to -inf."""
+    """Sets the scores of a row outside ``[begin, end)``, relative to its first column, to -inf."""
     for column in cutlass.range_constexpr(cute.size(scores, mode=[1])):
         offset = column_offset(column)
         score = scores[row, column]
@@ -48,9 +48,7 @@ def hide_columns(
 
 
 @cute.jit
-def mask_keys_in_columns(
-    scores: cute.Tensor, position: cutlass.Constexpr, band: cutlass.Constexpr
-):
+def mask_keys_in_columns(scores: cute.Tensor, position: cutlass.Constexpr, band: cutlass.Constexpr):
     """Hides keys from queries; rows are queries, columns are keys."""
     for row in cutlass.range_constexpr(cute.size(scores, mode=[0])):
         query = position.first_row + position.row_offset(row)

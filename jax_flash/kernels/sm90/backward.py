@@ -216,9 +216,7 @@ class BackwardKernel:
         d_output_shared = wgmma.allocate(
             memory, self.dtype, tile.tile_q, tile.head_dim, tile.num_stages
         )
-        d_scores_shared = wgmma.allocate(
-            memory, self.dtype, wgmma.ROWS, tile.tile_q, 2 * consumers
-        )
+        d_scores_shared = wgmma.allocate(memory, self.dtype, wgmma.ROWS, tile.tile_q, 2 * consumers)
         row_layout = cute.make_layout((tile.tile_q, tile.num_stages))
         lse_log2_shared = memory.allocate_tensor(Float32, row_layout, byte_alignment=128)
         delta_shared = memory.allocate_tensor(Float32, row_layout, byte_alignment=128)

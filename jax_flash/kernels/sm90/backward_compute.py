@@ -2,10 +2,11 @@
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32
+from cutlass import Int32
 from cutlass.cute.nvgpu import warpgroup
 
 from jax_flash.kernels.shared.masking import FragmentPosition, mask_keys_in_rows
+from jax_flash.kernels.shared.tile_ranges import hides_part_of
 from jax_flash.kernels.sm90 import dq_accumulator, wgmma
 from jax_flash.kernels.sm90.warp_schedule import WARPGROUP_THREADS, NamedBarrier
 
@@ -106,7 +107,9 @@ def compute(ctx: cutlass.Constexpr, consumer: Int32, thread: Int32, begin: Int32
             has_previous = Int32(1)
             warpgroup.wait_group(1)
             score_rows = wgmma.rows_and_columns(scores)
-            if needs_mask(ctx, tile):
+            if hides_part_of(
+                ctx.band, tile * tile_q, tile_q, ctx.key_tile * ctx.tile_kv, ctx.tile_kv
+            ):
                 mask_tile(ctx, score_rows, first_key, tile * tile_q + column)
             to_weights(ctx, score_rows, ctx.lse_log2_shared[None, query_state.index], column)
             weights = wgmma.converted(scores, ctx.dtype)
@@ -169,20 +172,6 @@ def compute(ctx: cutlass.Constexpr, consumer: Int32, thread: Int32, begin: Int32
     )
     d_key.store(d_key.load() * ctx.scale)
     store_gradients(ctx, d_key, d_value, consumer, thread)
-
-
-@cute.jit
-def needs_mask(ctx: cutlass.Constexpr, tile: Int32):
-    """Whether some query of the tile may not see some key of the block."""
-    first_key = ctx.key_tile * ctx.tile_kv
-    last_key = first_key + ctx.tile_kv - 1
-    hidden = last_key >= ctx.band.key_length
-    first_query = tile * ctx.query.rows
-    if cutlass.const_expr(ctx.band.mask.upper):
-        hidden = hidden or last_key > first_query + ctx.band.upper
-    if cutlass.const_expr(ctx.band.mask.lower):
-        hidden = hidden or first_key < first_query + ctx.query.rows - 1 + ctx.band.lower
-    return hidden
 
 
 @cute.jit

@@ -14,7 +14,7 @@ def load_rows(
     stage: Int32,
     barrier: cute.Pointer,
 ):
-    """Issues the bulk copy of one tile of row statistics, ``(tile_q, tiles)`` to ``(tile_q, stages)``."""
+    """Issues the bulk copy of a tile of row statistics from ``(tile_q, tiles)`` to a stage."""
     atom = cute.make_copy_atom(cpasync.CopyBulkG2SOp(), Float32)
     with cute.arch.elect_one():
         cute.copy(atom, source[None, tile], destination[None, stage], mbar_ptr=barrier)

@@ -23,7 +23,7 @@ from jax_flash.kernels.shared.tile_ranges import key_tile_range
 @cute.jit
 def turn_of(ctx: cutlass.Constexpr, tile: Int32):
     """Returns how many key tiles add to a query tile before this block's."""
-    first, _, end = key_tile_range(ctx.band, tile * ctx.query.rows, ctx.query.rows, ctx.tile_kv)
+    first, end = key_tile_range(ctx.band, tile * ctx.query.rows, ctx.query.rows, ctx.tile_kv)
     return end - 1 - ctx.key_tile if cutlass.const_expr(ctx.descending) else ctx.key_tile - first
 
 

@@ -22,13 +22,13 @@ from cutlass import Float32, Int32
 from cutlass.cute.nvgpu import cpasync
 from cutlass.pipeline import PipelineTmaAsync, PipelineUserType, make_pipeline_state
 
-from jax_flash.kernels.shared.tile_scheduler import work_of_block
-from jax_flash.kernels.shared.tile_ranges import BandValues, key_tile_range
+from jax_flash.kernels.shared.tile_ranges import BandValues
+from jax_flash.kernels.shared.tile_scheduler import Schedule, make_schedule
 from jax_flash.kernels.sm90 import pipelines, wgmma
 from jax_flash.kernels.sm90.forward_compute import compute
 from jax_flash.kernels.sm90.forward_load import load
 from jax_flash.kernels.sm90.tma import TmaOperand, tma_atom
-from jax_flash.kernels.sm90.warp_schedule import REGISTERS, WARPGROUP_THREADS
+from jax_flash.kernels.sm90.warp_schedule import REGISTERS, WARPGROUP_THREADS, WARPGROUP_WARPS
 from jax_flash.spec.launch_plan import launch_plan
 from jax_flash.spec.tile_table import FORWARD_TILES
 from jax_flash.spec.variant import KernelVariant
@@ -42,7 +42,8 @@ class ForwardContext(NamedTuple):
     value: TmaOperand
     output: TmaOperand
     lse: cute.Tensor
-    query_barriers: cute.Pointer
+    query_full: cute.Pointer
+    query_empty: cute.Pointer
     key_pipeline: PipelineTmaAsync
     value_pipeline: PipelineTmaAsync
     mma_scores: cute.TiledMma
@@ -50,12 +51,12 @@ class ForwardContext(NamedTuple):
     dtype: type
     num_consumers: int
     num_stages: int
+    tile_q: int
+    tile_kv: int
     scale_log2: Float32
     query_length: Int32
     band: BandValues
-    query_tile: Int32
-    head: Int32
-    batch: Int32
+    schedule: Schedule
     heads_per_group: Int32
 
     def producer_state(self):
@@ -92,6 +93,7 @@ class ForwardKernel:
         key_heads: Int32,
         band_lower: Int32,
         band_upper: Int32,
+        batch: Int32,
     ):
         """Declares the kernel's parameters in the order of ``spec.kernel_args``."""
         tile, plan = self.tile, launch_plan(self.variant)
@@ -110,6 +112,7 @@ class ForwardKernel:
             key_heads,
             band_lower,
             band_upper,
+            batch,
         ).launch(
             grid=[query_heads, 1, 1],
             block=[plan.threads, 1, 1],
@@ -132,6 +135,7 @@ class ForwardKernel:
         key_heads: Int32,
         band_lower: Int32,
         band_upper: Int32,
+        batch: Int32,
     ):
         """Sets up shared memory and barriers, then splits into roles."""
         tile, consumers = self.tile, self.tile.num_consumer_warpgroups
@@ -148,26 +152,22 @@ class ForwardKernel:
         value_shared = wgmma.allocate(
             memory, self.dtype, tile.tile_kv, tile.head_dim, tile.num_stages
         )
-        query_barriers = memory.allocate_array(cutlass.Int64, consumers)
+        output_shared = wgmma.allocate(memory, self.dtype, wgmma.ROWS, tile.head_dim, consumers)
+        query_full = memory.allocate_array(cutlass.Int64, consumers)
+        query_empty = memory.allocate_array(cutlass.Int64, consumers)
         key_barriers = memory.allocate_array(cutlass.Int64, 2 * tile.num_stages)
         value_barriers = memory.allocate_array(cutlass.Int64, 2 * tile.num_stages)
         if warp == 0:
-            pipelines.init_barriers(query_barriers, consumers, 1)
+            pipelines.init_barriers(query_full, consumers, 1)
+            pipelines.init_barriers(query_empty, consumers, WARPGROUP_WARPS)
 
         key_operand = TmaOperand(tma_key, key_shared)
         value_operand = TmaOperand(tma_value, value_shared)
-        block, _, _ = cute.arch.block_idx()
-        position, head, batch = work_of_block(
-            block,
-            (query_length + tile.tile_q - 1) // tile.tile_q,
-            query_heads,
-            longest_first=self.variant.band.upper,
-        )
         ctx = ForwardContext(
             query=TmaOperand(tma_query, query_shared),
             key=key_operand,
             value=value_operand,
-            output=TmaOperand(tma_output, query_shared),
+            output=TmaOperand(tma_output, output_shared),
             lse=cute.make_tensor(
                 lse,
                 cute.make_layout(
@@ -175,7 +175,8 @@ class ForwardKernel:
                     stride=(query_heads, 1, cutlass.Int64(query_length) * query_heads),
                 ),
             ),
-            query_barriers=query_barriers,
+            query_full=query_full,
+            query_empty=query_empty,
             key_pipeline=pipelines.tma_pipeline(
                 key_barriers, tile.num_stages, key_operand.tile_bytes, consumers
             ),
@@ -189,27 +190,27 @@ class ForwardKernel:
             dtype=self.dtype,
             num_consumers=consumers,
             num_stages=tile.num_stages,
+            tile_q=tile.tile_q,
+            tile_kv=tile.tile_kv,
             scale_log2=scale_log2,
             query_length=query_length,
             band=BandValues(self.variant.band, band_lower, band_upper, key_length),
-            query_tile=position,
-            head=head,
-            batch=batch,
+            schedule=make_schedule(
+                (query_length + tile.tile_q - 1) // tile.tile_q,
+                query_heads,
+                batch,
+                longest_first=self.variant.band.upper,
+            ),
             heads_per_group=query_heads // key_heads,
         )
         pipelines.publish_barriers()
 
-        begin, full_end, end = key_tile_range(
-            ctx.band, position * tile.tile_q, tile.tile_q, tile.tile_kv
-        )
         warpgroup_index = warp // 4
         if warpgroup_index == 0:
             cute.arch.setmaxregister_decrease(self.registers.producer)
             if warp == 0:
-                load(ctx, begin, end)
+                load(ctx)
         else:
             cute.arch.setmaxregister_increase(self.registers.consumer)
             thread, _, _ = cute.arch.thread_idx()
-            compute(
-                ctx, warpgroup_index - 1, thread % WARPGROUP_THREADS, begin, full_end, end
-            )
+            compute(ctx, warpgroup_index - 1, thread % WARPGROUP_THREADS)

@@ -7,20 +7,15 @@ from cutlass.cute.nvgpu import warpgroup
 
 from jax_flash.kernels.shared.masking import FragmentPosition, mask_keys_in_columns
 from jax_flash.kernels.shared.online_softmax import finish_rows, start_rows, weigh
+from jax_flash.kernels.shared.tile_ranges import hides_part_of, key_tile_range
+from jax_flash.kernels.shared.tile_scheduler import work_of_round
 from jax_flash.kernels.sm90 import wgmma
 from jax_flash.kernels.sm90.warp_schedule import WARPGROUP_THREADS, NamedBarrier
 
 
 @cute.jit
-def compute(
-    ctx: cutlass.Constexpr,
-    consumer: Int32,
-    thread: Int32,
-    begin: Int32,
-    full_end: Int32,
-    end: Int32,
-):
-    """Runs one warpgroup's 64 queries over key tiles ``end - 1`` down to ``begin``.
+def compute(ctx: cutlass.Constexpr, consumer: Int32, thread: Int32):
+    """Runs one warpgroup's share, 64 queries, of every tile of work.
 
     Software pipeline (FlashAttention 3, section 3.2): while the tensor cores multiply one tile's
     weights with its values, the scores of the next tile are already in flight, and its softmax
@@ -33,47 +28,74 @@ def compute(
     values = mma_values.make_fragment_B(
         mma_values.get_slice(thread).partition_B(wgmma.transposed(ctx.value.shared))
     )
-    output = wgmma.accumulator(mma_values, ctx.value.columns)
-    output.fill(0.0)
-    output_rows = wgmma.rows_and_columns(output)
-    softmax = start_rows(2, ctx.scale_log2, wgmma.reduce_quad)
-    rescale = cute.make_rmem_tensor(cute.make_layout(2), Float32)
-
-    row, column = wgmma.first_row_and_column(thread)
-    row += (ctx.query_tile * ctx.num_consumers + consumer) * wgmma.ROWS
     key_pipeline, value_pipeline = ctx.key_pipeline, ctx.value_pipeline
-    key_state = ctx.consumer_state()
-    value_state = ctx.consumer_state()
-    cute.arch.mbarrier_wait(ctx.query_barriers + consumer, 0)
-
+    key_state, value_state = ctx.consumer_state(), ctx.consumer_state()
     start_turns(ctx, consumer)
+    for round_ in cutlass.range(ctx.schedule.rounds, unroll=1):
+        work = work_of_round(ctx.schedule, round_)
+        first_query = work.query_tile * ctx.tile_q
+        begin, end = key_tile_range(ctx.band, first_query, ctx.tile_q, ctx.tile_kv)
+        output = wgmma.accumulator(mma_values, ctx.value.columns)
+        output.fill(0.0)
+        output_rows = wgmma.rows_and_columns(output)
+        softmax = start_rows(2, ctx.scale_log2, wgmma.reduce_quad)
+        rescale = cute.make_rmem_tensor(cute.make_layout(2), Float32)
+        row, column = wgmma.first_row_and_column(thread)
+        row += (work.query_tile * ctx.num_consumers + consumer) * wgmma.ROWS
+        cute.arch.mbarrier_wait(ctx.query_full + consumer, round_ % 2)
 
-    if begin < end:
-        scores = wgmma.accumulator(mma_scores, ctx.key.rows)
-        key_pipeline.consumer_wait(key_state)
-        wait_turn(ctx, consumer)
-        warpgroup.fence()
-        wgmma.issue(mma_scores, scores, queries, keys[None, None, None, key_state.index], True)
-        warpgroup.commit_group()
-        pass_turn(ctx, consumer)
-        warpgroup.wait_group(0)
-        key_pipeline.consumer_release(key_state)
-        key_state.advance()
-        score_rows = wgmma.rows_and_columns(scores)
-        mask_tile(ctx, score_rows, row, (end - 1) * ctx.key.rows + column)
-        weigh(softmax, score_rows, rescale)
-        weights = wgmma.converted(scores, ctx.dtype)
-
-        for step in cutlass.range(end - 1 - begin, unroll=1):
-            tile = end - 2 - step
-            next_scores = wgmma.accumulator(mma_scores, ctx.key.rows)
+        if begin < end:
+            scores = wgmma.accumulator(mma_scores, ctx.key.rows)
             key_pipeline.consumer_wait(key_state)
             wait_turn(ctx, consumer)
             warpgroup.fence()
-            wgmma.issue(
-                mma_scores, next_scores, queries, keys[None, None, None, key_state.index], True
-            )
+            wgmma.issue(mma_scores, scores, queries, keys[None, None, None, key_state.index], True)
             warpgroup.commit_group()
+            pass_turn(ctx, consumer)
+            warpgroup.wait_group(0)
+            key_pipeline.consumer_release(key_state)
+            key_state.advance()
+            score_rows = wgmma.rows_and_columns(scores)
+            mask_tile(ctx, score_rows, row, (end - 1) * ctx.key.rows + column)
+            weigh(softmax, score_rows, rescale)
+            weights = wgmma.converted(scores, ctx.dtype)
+
+            for step in cutlass.range(end - 1 - begin, unroll=1):
+                tile = end - 2 - step
+                next_scores = wgmma.accumulator(mma_scores, ctx.key.rows)
+                key_pipeline.consumer_wait(key_state)
+                wait_turn(ctx, consumer)
+                warpgroup.fence()
+                wgmma.issue(
+                    mma_scores, next_scores, queries, keys[None, None, None, key_state.index], True
+                )
+                warpgroup.commit_group()
+                rescale_rows(output_rows, rescale)
+                value_pipeline.consumer_wait(value_state)
+                warpgroup.fence()
+                wgmma.issue(
+                    mma_values,
+                    output,
+                    wgmma.as_operand_a(weights),
+                    values[None, None, None, value_state.index],
+                    False,
+                )
+                warpgroup.commit_group()
+                pass_turn(ctx, consumer)
+                warpgroup.wait_group(1)
+                key_pipeline.consumer_release(key_state)
+                key_state.advance()
+                next_rows = wgmma.rows_and_columns(next_scores)
+                first_key = tile * ctx.tile_kv
+                if hides_part_of(ctx.band, first_query, ctx.tile_q, first_key, ctx.tile_kv):
+                    mask_tile(ctx, next_rows, row, first_key + column)
+                weigh(softmax, next_rows, rescale)
+                warpgroup.wait_group(0)
+                value_pipeline.consumer_release(value_state)
+                value_state.advance()
+                weights.store(next_scores.load().to(ctx.dtype))
+
+            release_queries(ctx, consumer)
             rescale_rows(output_rows, rescale)
             value_pipeline.consumer_wait(value_state)
             warpgroup.fence()
@@ -85,37 +107,19 @@ def compute(
                 False,
             )
             warpgroup.commit_group()
-            pass_turn(ctx, consumer)
-            warpgroup.wait_group(1)
-            key_pipeline.consumer_release(key_state)
-            key_state.advance()
-            next_rows = wgmma.rows_and_columns(next_scores)
-            if tile >= full_end:
-                mask_tile(ctx, next_rows, row, tile * ctx.key.rows + column)
-            weigh(softmax, next_rows, rescale)
             warpgroup.wait_group(0)
             value_pipeline.consumer_release(value_state)
             value_state.advance()
-            weights.store(next_scores.load().to(ctx.dtype))
+        else:
+            release_queries(ctx, consumer)
 
-        rescale_rows(output_rows, rescale)
-        value_pipeline.consumer_wait(value_state)
-        warpgroup.fence()
-        wgmma.issue(
-            mma_values,
-            output,
-            wgmma.as_operand_a(weights),
-            values[None, None, None, value_state.index],
-            False,
-        )
-        warpgroup.commit_group()
-        warpgroup.wait_group(0)
-
-    lse = cute.make_rmem_tensor(cute.make_layout(2), Float32)
-    finish_rows(softmax, rescale, lse)
-    multiply_rows(output_rows, rescale)
-    store_lse(ctx, lse, row, column)
-    store_output(ctx, output, consumer, thread)
+        lse = cute.make_rmem_tensor(cute.make_layout(2), Float32)
+        finish_rows(softmax, rescale, lse)
+        multiply_rows(output_rows, rescale)
+        store_lse(ctx, work, lse, row, column)
+        store_output(ctx, work, output, consumer, thread)
+    # Shared memory must outlive the last store's reads of it.
+    cute.arch.cp_async_bulk_wait_group(0, read=True)
 
 
 @cute.jit
@@ -168,9 +172,11 @@ def multiply_rows(rows: cute.Tensor, factors: cute.Tensor):
 
 
 @cute.jit
-def store_lse(ctx: cutlass.Constexpr, lse: cute.Tensor, row: Int32, column: Int32):
+def store_lse(
+    ctx: cutlass.Constexpr, work: cutlass.Constexpr, lse: cute.Tensor, row: Int32, column: Int32
+):
     """Writes the natural log-sum-exp of this thread's rows; one thread of each quad writes."""
-    destination, head, batch = ctx.lse, ctx.head, ctx.batch
+    destination, head, batch = ctx.lse, work.head, work.batch
     if column == 0:
         for i in cutlass.range_constexpr(2):
             query = row + wgmma.row_offset(i)
@@ -179,20 +185,30 @@ def store_lse(ctx: cutlass.Constexpr, lse: cute.Tensor, row: Int32, column: Int3
 
 
 @cute.jit
-def store_output(ctx: cutlass.Constexpr, output: cute.Tensor, consumer: Int32, thread: Int32):
-    """Stores 64 output rows through shared memory with TMA, which clips at the last query.
+def release_queries(ctx: cutlass.Constexpr, consumer: Int32):
+    """Lets the producer overwrite this warpgroup's queries; their last matmul has finished."""
+    with cute.arch.elect_one():
+        cute.arch.mbarrier_arrive(ctx.query_empty + consumer)
 
-    The staging buffer is the warpgroup's own queries: its matmuls have read them for the last
-    time, and no other warpgroup does.
-    """
+
+@cute.jit
+def store_output(
+    ctx: cutlass.Constexpr,
+    work: cutlass.Constexpr,
+    output: cute.Tensor,
+    consumer: Int32,
+    thread: Int32,
+):
+    """Stores 64 output rows through shared memory with TMA, which clips at the last query."""
+    barrier = NamedBarrier.CONSUMER_0 + consumer
+    # The store of the last tile of work must have read the staging buffer.
+    cute.arch.cp_async_bulk_wait_group(0, read=True)
+    cute.arch.barrier(barrier_id=barrier, number_of_threads=WARPGROUP_THREADS)
     staging = ctx.output.shared[None, None, consumer]
     wgmma.store_rows(ctx.mma_values, wgmma.converted(output, ctx.dtype), staging, thread)
     cute.arch.fence_proxy("async.shared", space="cta")
-    cute.arch.barrier(
-        barrier_id=NamedBarrier.CONSUMER_0 + consumer, number_of_threads=WARPGROUP_THREADS
-    )
-    store, head, batch = ctx.output.store, ctx.head, ctx.batch
-    tile = ctx.query_tile * ctx.num_consumers + consumer
+    cute.arch.barrier(barrier_id=barrier, number_of_threads=WARPGROUP_THREADS)
+    store, head, batch = ctx.output.store, work.head, work.batch
+    tile = work.query_tile * ctx.num_consumers + consumer
     if cute.arch.make_warp_uniform(thread // 32) == 0:
         store(consumer, tile, head, batch)
-        cute.arch.cp_async_bulk_wait_group(0, read=True)

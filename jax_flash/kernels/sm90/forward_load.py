@@ -4,29 +4,47 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
+from jax_flash.kernels.shared.tile_ranges import key_tile_range
+from jax_flash.kernels.shared.tile_scheduler import work_of_round
+
 
 @cute.jit
-def load(ctx: cutlass.Constexpr, begin: Int32, end: Int32):
-    """Loads each consumer's queries, then key and value tiles ``end - 1`` down to ``begin``."""
-    for consumer in cutlass.range_constexpr(ctx.num_consumers):
-        barrier = ctx.query_barriers + consumer
-        with cute.arch.elect_one():
-            cute.arch.mbarrier_arrive_and_expect_tx(barrier, ctx.query.tile_bytes)
-        tile = ctx.query_tile * ctx.num_consumers + consumer
-        ctx.query.load(consumer, tile, ctx.head, ctx.batch, barrier)
+def load(ctx: cutlass.Constexpr):
+    """Loads, for each tile of work, the consumers' queries and the key and value tiles they visit.
+
+    Key tiles come from the last to the first. Loads of the next tile of work start as soon as
+    buffers are free, while the consumers finish this one.
+    """
     # Bound methods are read once: the DSL would carry `ctx` through the loop as if they changed it.
     load_key, load_value = ctx.key.load, ctx.value.load
-    key_head = ctx.head // ctx.heads_per_group
     key_pipeline, value_pipeline = ctx.key_pipeline, ctx.value_pipeline
-    key_state = ctx.producer_state()
-    value_state = ctx.producer_state()
-    for step in cutlass.range(end - begin, unroll=1):
-        tile = end - 1 - step
-        key_pipeline.producer_acquire(key_state)
-        barrier = key_pipeline.producer_get_barrier(key_state)
-        load_key(key_state.index, tile, key_head, ctx.batch, barrier)
-        key_state.advance()
-        value_pipeline.producer_acquire(value_state)
-        barrier = value_pipeline.producer_get_barrier(value_state)
-        load_value(value_state.index, tile, key_head, ctx.batch, barrier)
-        value_state.advance()
+    key_state, value_state = ctx.producer_state(), ctx.producer_state()
+    for round_ in cutlass.range(ctx.schedule.rounds, unroll=1):
+        work = work_of_round(ctx.schedule, round_)
+        load_queries(ctx, work, round_)
+        key_head = work.head // ctx.heads_per_group
+        batch = work.batch
+        begin, end = key_tile_range(ctx.band, work.query_tile * ctx.tile_q, ctx.tile_q, ctx.tile_kv)
+        for step in cutlass.range(end - begin, unroll=1):
+            tile = end - 1 - step
+            key_pipeline.producer_acquire(key_state)
+            barrier = key_pipeline.producer_get_barrier(key_state)
+            load_key(key_state.index, tile, key_head, batch, barrier)
+            key_state.advance()
+            value_pipeline.producer_acquire(value_state)
+            barrier = value_pipeline.producer_get_barrier(value_state)
+            load_value(value_state.index, tile, key_head, batch, barrier)
+            value_state.advance()
+
+
+@cute.jit
+def load_queries(ctx: cutlass.Constexpr, work: cutlass.Constexpr, round_: Int32):
+    """Loads 64 queries for each consumer, once it has read those of the last tile of work."""
+    for consumer in cutlass.range_constexpr(ctx.num_consumers):
+        full, empty = ctx.query_full + consumer, ctx.query_empty + consumer
+        # The first round finds the buffer empty: waiting for the phase before it returns at once.
+        cute.arch.mbarrier_wait(empty, (round_ + 1) % 2)
+        with cute.arch.elect_one():
+            cute.arch.mbarrier_arrive_and_expect_tx(full, ctx.query.tile_bytes)
+        tile = work.query_tile * ctx.num_consumers + consumer
+        ctx.query.load(consumer, tile, work.head, work.batch, full)

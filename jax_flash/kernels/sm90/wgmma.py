@@ -14,23 +14,20 @@ from cutlass.utils import LayoutEnum
 
 from jax_flash.spec.tile import WARPGROUP_ROWS as ROWS
 
-
 K_MAJOR = OperandMajorMode.K
 MN_MAJOR = OperandMajorMode.MN
 
 
 def make_mma(dtype, n: int, a_major, b_major, *, a_in_registers: bool = False) -> cute.TiledMma:
     """Returns the tiled MMA of one warpgroup: 64 x ``n`` float32 from ``dtype`` operands."""
-    source = (
-        warpgroup.OperandSource.RMEM if a_in_registers else warpgroup.OperandSource.SMEM
-    )
+    source = warpgroup.OperandSource.RMEM if a_in_registers else warpgroup.OperandSource.SMEM
     return hopper.make_trivial_tiled_mma(
         dtype, dtype, a_major, b_major, Float32, (1, 1, 1), (ROWS, n), source
     )
 
 
 def shared_layout(dtype, rows: int, columns: int, stages: int):
-    """Returns the swizzled row-major layout ``(rows, columns, stages)`` that TMA and wgmma share."""
+    """Returns the swizzled row-major layout ``(rows, columns, stages)`` of TMA and wgmma."""
     atom = warpgroup.make_smem_layout_atom(
         hopper.get_smem_layout_atom(LayoutEnum.ROW_MAJOR, dtype, columns), dtype
     )
@@ -40,9 +37,7 @@ def shared_layout(dtype, rows: int, columns: int, stages: int):
 def allocate(memory, dtype, rows: int, columns: int, stages: int) -> cute.Tensor:
     """Allocates a shared-memory tensor of that layout, aligned for the swizzle's repeat."""
     layout = shared_layout(dtype, rows, columns, stages)
-    return memory.allocate_tensor(
-        dtype, layout.outer, byte_alignment=1024, swizzle=layout.inner
-    )
+    return memory.allocate_tensor(dtype, layout.outer, byte_alignment=1024, swizzle=layout.inner)
 
 
 def transposed(tensor: cute.Tensor) -> cute.Tensor:
