@@ -30,6 +30,7 @@ enum class Result : int {
 };
 
 enum class DeviceAttribute : int {
+  kMultiprocessorCount = 16,
   kComputeCapabilityMajor = 75,
   kComputeCapabilityMinor = 76,
 };

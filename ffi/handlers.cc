@@ -49,7 +49,7 @@ ffi::Error Execute(cuda::Stream stream, int32_t device_ordinal, ffi::RemainingAr
     // Prepared already, unless XLA came here without the prepare stage.
     const ffi::ErrorOr<Kernel*> kernel = FindPrepared(NextName(&*kernels), device_ordinal);
     if (kernel.has_error()) return kernel.error();
-    JAX_FLASH_RETURN_IF_ERROR(Launch(call, **kernel, stream));
+    JAX_FLASH_RETURN_IF_ERROR(Launch(call, **kernel, device_ordinal, stream));
   }
   return ffi::Error::Success();
 }

@@ -88,6 +88,9 @@ ffi::Error Kernel::PrepareOnce(int device_ordinal) {
   cuda::Device device = 0;
   JAX_FLASH_RETURN_IF_DRIVER_ERROR(spec_.name, cuDeviceGet, &device, device_ordinal);
   JAX_FLASH_RETURN_IF_ERROR(CheckArch(device, device_ordinal));
+  JAX_FLASH_RETURN_IF_DRIVER_ERROR(spec_.name, cuDeviceGetAttribute,
+                                   &multiprocessors_[device_ordinal],
+                                   cuda::DeviceAttribute::kMultiprocessorCount, device);
   if (!load_outcome_) load_outcome_ = Load();
   JAX_FLASH_RETURN_IF_ERROR(*load_outcome_);
   JAX_FLASH_RETURN_IF_ERROR(SetAttributes(device));

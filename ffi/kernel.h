@@ -6,6 +6,7 @@
 #include <array>
 #include <atomic>
 #include <cstddef>
+#include <cstdint>
 #include <mutex>
 #include <optional>
 #include <vector>
@@ -34,6 +35,9 @@ class Kernel {
   // kept, and reported again by every later call. Any number of threads may call it at once.
   ffi::Error Prepare(int device_ordinal);
 
+  // How many multiprocessors a prepared device has.
+  int64_t multiprocessors(int device_ordinal) const { return multiprocessors_[device_ordinal]; }
+
   // What cuLaunchKernelEx takes, on every prepared device: the driver finds the device by the
   // stream.
   cuda::Function function() const { return reinterpret_cast<cuda::Function>(kernel_); }
@@ -51,8 +55,11 @@ class Kernel {
   const std::vector<size_t> parameter_offsets_;
   std::array<std::atomic<bool>, kMaxDevices> ready_{};
 
-  std::mutex mutex_;  // guards the rest, of which kernel_ is fixed before any ready_ is set
+  // Guards the rest, of which kernel_ is fixed before any ready_ is set, and a device's
+  // multiprocessors_ before its own.
+  std::mutex mutex_;
   cuda::Kernel kernel_ = nullptr;
+  std::array<int, kMaxDevices> multiprocessors_{};
   std::optional<ffi::Error> load_outcome_;
   std::array<std::optional<ffi::Error>, kMaxDevices> device_outcomes_;
 };

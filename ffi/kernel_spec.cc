@@ -96,7 +96,7 @@ bool GridFactor::operator==(const GridFactor& other) const {
 bool KernelSpec::operator==(const KernelSpec& other) const {
   const auto fields = [](const KernelSpec& s) {
     return std::tie(s.name, s.path, s.symbol, s.sha256, s.threads, s.cluster, s.shared_memory_bytes,
-                    s.programmatic_launch, s.arguments, s.grid);
+                    s.programmatic_launch, s.arguments, s.grid, s.resident_up_to);
   };
   return fields(*this) == fields(other);
 }
@@ -140,6 +140,9 @@ std::string Validate(const KernelSpec& spec) {
       return Concat("grid factor (\"", factor.value_name, "\", ", factor.divisor,
                     ") needs a name and a positive divisor");
     }
+  }
+  if (spec.resident_up_to < 0) {
+    return Concat("resident_up_to ", spec.resident_up_to, "; must not be negative");
   }
   return ValidateArguments(spec.arguments);
 }

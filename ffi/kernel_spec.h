@@ -56,6 +56,9 @@ struct KernelSpec {
   bool programmatic_launch;
   std::vector<KernelArgument> arguments;
   std::vector<GridFactor> grid;
+  // In a call with at most this query_length, the grid has no more blocks than the device has
+  // multiprocessors. 0: in none.
+  int64_t resident_up_to;
 
   std::string_view arch() const { return std::string_view(name).substr(0, name.find('/')); }
   uint32_t cluster_size() const { return cluster[0] * cluster[1] * cluster[2]; }

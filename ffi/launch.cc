@@ -1,5 +1,6 @@
 #include "ffi/launch.h"
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -25,7 +26,22 @@ ffi::Error FindInteger(const Call& call, const KernelSpec& kernel, std::string_v
   return ffi::Error::Success();
 }
 
-ffi::Error EvaluateGrid(const Call& call, const KernelSpec& kernel, uint32_t* grid_x) {
+// The most blocks that the grid may have: those that the device holds at a time, or any number.
+ffi::Error FindGridLimit(const Call& call, const KernelSpec& kernel, int64_t multiprocessors,
+                         int64_t* limit) {
+  *limit = kMaxGridX;
+  if (kernel.resident_up_to == 0) return ffi::Error::Success();
+  int64_t query_length = 0;
+  JAX_FLASH_RETURN_IF_ERROR(FindInteger(call, kernel, "query_length", &query_length));
+  if (query_length <= kernel.resident_up_to) {
+    const int64_t cluster = kernel.cluster[0];
+    *limit = std::max(multiprocessors / cluster, int64_t{1}) * cluster;
+  }
+  return ffi::Error::Success();
+}
+
+ffi::Error EvaluateGrid(const Call& call, const KernelSpec& kernel, int64_t multiprocessors,
+                        uint32_t* grid_x) {
   int64_t blocks = 1;
   for (const GridFactor& factor : kernel.grid) {
     int64_t value = 0;
@@ -44,7 +60,9 @@ ffi::Error EvaluateGrid(const Call& call, const KernelSpec& kernel, uint32_t* gr
     return InvalidArgument(
         Concat("grid of ", rounded, " blocks; must be in [1, 2^31) [kernel ", kernel.name, "]"));
   }
-  *grid_x = static_cast<uint32_t>(rounded);
+  int64_t limit = 0;
+  JAX_FLASH_RETURN_IF_ERROR(FindGridLimit(call, kernel, multiprocessors, &limit));
+  *grid_x = static_cast<uint32_t>(std::min(rounded, limit));
   return ffi::Error::Success();
 }
 
@@ -125,10 +143,11 @@ unsigned int SetLaunchAttributes(const KernelSpec& kernel, cuda::LaunchAttribute
 
 }  // namespace
 
-ffi::Error Launch(const Call& call, const Kernel& kernel, cuda::Stream stream) {
+ffi::Error Launch(const Call& call, const Kernel& kernel, int device_ordinal, cuda::Stream stream) {
   const KernelSpec& spec = kernel.spec();
   uint32_t grid_x = 0;
-  JAX_FLASH_RETURN_IF_ERROR(EvaluateGrid(call, spec, &grid_x));
+  JAX_FLASH_RETURN_IF_ERROR(
+      EvaluateGrid(call, spec, kernel.multiprocessors(device_ordinal), &grid_x));
 
   // Laid out as in the kernel's parameter space, which keeps every argument aligned.
   alignas(cuda::TensorMap) std::byte parameters[kMaxParameterBytes];

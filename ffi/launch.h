@@ -10,9 +10,9 @@
 
 namespace jax_flash {
 
-// Launches a prepared kernel on `stream`. Allocates nothing, takes no lock and waits for nothing,
-// so that it may run while the stream is captured into a graph.
-ffi::Error Launch(const Call& call, const Kernel& kernel, cuda::Stream stream);
+// Launches a kernel on `stream`, of a device that it is prepared for. Allocates nothing, takes no
+// lock and waits for nothing, so that it may run while the stream is captured into a graph.
+ffi::Error Launch(const Call& call, const Kernel& kernel, int device_ordinal, cuda::Stream stream);
 
 }  // namespace jax_flash
 

@@ -101,7 +101,7 @@ void AddKernel(const std::string& name, const std::string& path, const std::stri
                const std::string& sha256, uint32_t threads,
                std::tuple<uint32_t, uint32_t, uint32_t> cluster, uint32_t shared_memory_bytes,
                bool programmatic_launch, const std::vector<nb::tuple>& arguments,
-               const std::vector<std::pair<std::string, int64_t>>& grid) {
+               const std::vector<std::pair<std::string, int64_t>>& grid, int64_t resident_up_to) {
   KernelSpec spec{};
   spec.name = name;
   spec.path = path;
@@ -115,6 +115,7 @@ void AddKernel(const std::string& name, const std::string& path, const std::stri
     spec.arguments.push_back(ParseArgument(name, argument));
   }
   for (const auto& [value_name, divisor] : grid) spec.grid.push_back({value_name, divisor});
+  spec.resident_up_to = resident_up_to;
   const std::string problem = KernelTable::Get().Add(std::move(spec));
   if (!problem.empty()) RaiseValueError(problem);
 }
@@ -128,7 +129,7 @@ NB_MODULE(_ffi, module) {
   module.def("registrations", &jax_flash::Registrations);
   module.def("add_kernel", &jax_flash::AddKernel, "name"_a, nb::kw_only(), "path"_a, "symbol"_a,
              "sha256"_a, "threads"_a, "cluster"_a, "shared_memory_bytes"_a, "programmatic_launch"_a,
-             "arguments"_a, "grid"_a);
+             "arguments"_a, "grid"_a, "resident_up_to"_a);
   module.def("kernel_names", [] { return jax_flash::KernelTable::Get().Names(); });
   module.def("driver_error", [] { return jax_flash::DriverApi::Get().error; });
 #ifdef JAX_FLASH_TESTING

@@ -140,6 +140,16 @@ TEST(Grids) {
   CHECK_CONTAINS(refusal_of("grid_float", {{"scale", 1}}), "value must be an integer: scale");
 }
 
+TEST(AResidentGridNeedsTheQueryLength) {
+  KernelSpec spec = MakeSpec("resident", {Int32("rows")});
+  spec.grid = {{"rows", 1}};
+  spec.resident_up_to = 1;
+  Invocation call;
+  call.Result("output", ffi::F32, {4}).Set("kernels", Add(spec)).Set("rows", int32_t{4});
+  CHECK_CONTAINS(Refusal(call),
+                 "the call has no value query_length; it has rows [kernel sm_90a/resident]");
+}
+
 TEST(TensorMaps) {
   const std::string name = Add(MakeSpec("map", {TensorMapOf("query", "bf16", 8, 64, 0)}));
   const auto refusal_of = [&](std::vector<int64_t> shape, uintptr_t address = 0) {

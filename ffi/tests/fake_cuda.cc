@@ -21,12 +21,26 @@ Result FakeDeviceGet(Device* device, int ordinal) {
 
 Result FakeDeviceGetAttribute(int* value, DeviceAttribute attribute, Device device) {
   if (!IsDevice(device)) return Result::kInvalidValue;
+  std::ostringstream line;
+  line << "{\"call\": \"cuDeviceGetAttribute\", \"attribute\": " << static_cast<int>(attribute)
+       << ", \"device\": " << device << "}";
+  Log(line.str());
   int major = 9;
   int minor = 0;
   const std::string capability(Environment("JAX_FLASH_FAKE_COMPUTE_CAPABILITY"));
   if (!capability.empty()) std::sscanf(capability.c_str(), "%d.%d", &major, &minor);
-  *value = attribute == DeviceAttribute::kComputeCapabilityMajor ? major : minor;
-  return Result::kSuccess;
+  switch (attribute) {
+    case DeviceAttribute::kMultiprocessorCount:
+      *value = testing::kFakeMultiprocessors + device;
+      return Result::kSuccess;
+    case DeviceAttribute::kComputeCapabilityMajor:
+      *value = major;
+      return Result::kSuccess;
+    case DeviceAttribute::kComputeCapabilityMinor:
+      *value = minor;
+      return Result::kSuccess;
+  }
+  return Result::kInvalidValue;
 }
 
 Result FakeErrorName(Result result, const char** name) {

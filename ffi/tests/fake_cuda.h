@@ -10,7 +10,8 @@
 //
 // A cubin is a text file: the line "fake cubin", then for each kernel a line
 //   kernel <symbol> <offset>:<bytes> ...
-// with its parameters. Devices are 0 to 7; the stream of device d has the handle 0x5000 + d.
+// with its parameters. Devices are 0 to 7; device d has 13 + d multiprocessors, and its stream the
+// handle 0x5000 + d.
 
 #ifndef JAX_FLASH_FFI_TESTS_FAKE_CUDA_H_
 #define JAX_FLASH_FFI_TESTS_FAKE_CUDA_H_
@@ -20,6 +21,7 @@
 namespace jax_flash::testing {
 
 inline constexpr int kFakeDevices = 8;
+inline constexpr int kFakeMultiprocessors = 13;
 inline constexpr uintptr_t kFakeStreams = 0x5000;
 inline constexpr uint64_t kFakeTensorMapMagic = 0x70614d726f736e54;  // "TnsorMap"
 

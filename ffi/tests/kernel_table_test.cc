@@ -67,6 +67,7 @@ TEST(ADifferentKernelOfTheSameNameIsRefused) {
       [](KernelSpec& spec) { spec.arguments[3].dtype = FindDtype("f16"); },
       [](KernelSpec& spec) { spec.grid[0].divisor = 64; },
       [](KernelSpec& spec) { spec.grid[0].value_name = "key_length"; },
+      [](KernelSpec& spec) { spec.resident_up_to = 512; },
   };
   KernelTable table;
   const KernelSpec spec = ForwardSpec("changed");
@@ -95,6 +96,7 @@ TEST(MalformedKernelsAreRefused) {
   CHECK_CONTAINS(Refusal([](KernelSpec& spec) { spec.grid.clear(); }), "no factors");
   CHECK_CONTAINS(Refusal([](KernelSpec& spec) { spec.grid[0].divisor = 0; }), "positive divisor");
   CHECK_CONTAINS(Refusal([](KernelSpec& spec) { spec.grid[0].value_name = ""; }), "needs a name");
+  CHECK_CONTAINS(Refusal([](KernelSpec& spec) { spec.resident_up_to = -1; }), "resident_up_to -1");
 }
 
 TEST(MalformedArgumentsAreRefused) {

@@ -11,8 +11,8 @@ namespace {
 namespace ffi = ::xla::ffi;
 
 // The log's line of the only launch of a call that must succeed.
-std::string OnlyLaunch(const Invocation& call) {
-  CHECK_EQ(call.Execute().message, "");
+std::string OnlyLaunch(const Invocation& call, int device = 0) {
+  CHECK_EQ(call.Execute(device).message, "");
   for (const std::string& line : TakeLog()) {
     if (CountCalls({line}, "cuLaunchKernelEx") == 1) return line;
   }
@@ -124,12 +124,50 @@ TEST(ClusterRoundsTheGridUp) {
   CHECK_CONTAINS(launch, "\"programmatic_launch\": true");
 }
 
+// ForwardCall has 300 queries and a grid of 48 blocks; device d has 13 + d multiprocessors.
+std::string LaunchUpTo(int64_t resident_up_to, uint32_t cluster, int device) {
+  KernelSpec spec =
+      ForwardSpec(Concat("up_to_", resident_up_to, "_cluster_", cluster, "_device_", device));
+  spec.resident_up_to = resident_up_to;
+  spec.cluster = {cluster, 1, 1};
+  return OnlyLaunch(ForwardCall(Add(spec)), device);
+}
+
+TEST(UpToALengthTheGridIsNoLargerThanTheDevice) {
+  CHECK_CONTAINS(LaunchUpTo(300, 1, 0), "\"grid\": [13, 1, 1]");
+  CHECK_CONTAINS(LaunchUpTo(2147483647, 1, 7), "\"grid\": [20, 1, 1]");
+  CHECK_CONTAINS(LaunchUpTo(299, 1, 0), "\"grid\": [48, 1, 1]");
+  CHECK_CONTAINS(LaunchUpTo(0, 1, 0), "\"grid\": [48, 1, 1]");
+}
+
+TEST(EachDeviceHasItsOwnNumberOfMultiprocessors) {
+  KernelSpec spec = ForwardSpec("resident_on_two");
+  spec.resident_up_to = 512;
+  const Invocation call = ForwardCall(Add(spec));
+  for (const int device : {2, 5, 2}) {
+    CHECK_CONTAINS(OnlyLaunch(call, device), Concat("\"grid\": [", 13 + device, ", 1, 1]"));
+  }
+}
+
+TEST(AGridThatTheDeviceHoldsIsKept) {
+  KernelSpec spec = ForwardSpec("resident_and_small");
+  spec.grid = {{"query_length", 128}, {"batch", 1}};
+  spec.resident_up_to = 512;
+  CHECK_CONTAINS(OnlyLaunch(ForwardCall(Add(spec))), "\"grid\": [6, 1, 1]");
+}
+
+TEST(AResidentGridIsWholeClustersAndAtLeastOne) {
+  CHECK_CONTAINS(LaunchUpTo(512, 2, 0), "\"grid\": [12, 1, 1]");
+  CHECK_CONTAINS(LaunchUpTo(512, 2, 1), "\"grid\": [14, 1, 1]");
+  CHECK_CONTAINS(LaunchUpTo(512, 16, 0), "\"grid\": [16, 1, 1]");
+}
+
 TEST(ALargeClusterAsksForIt) {
   KernelSpec spec = ForwardSpec("large_cluster");
   spec.cluster = {16, 1, 1};
   const Invocation call = ForwardCall(Add(spec));
   CHECK_EQ(call.Prepare().message, "");
-  CHECK_CONTAINS(Concat(TakeLog()[2]), "\"attribute\": 14, \"value\": 1");
+  CHECK_CONTAINS(Concat(TakeLog()[5]), "\"attribute\": 14, \"value\": 1");
   CHECK_CONTAINS(OnlyLaunch(call), "\"cluster\": [16, 1, 1]");
 }
 
@@ -148,14 +186,18 @@ TEST(KernelsOfACallAreLaunchedInOrder) {
 }
 
 TEST(PrepareLoadsAndExecuteOnlyLaunches) {
-  const Invocation call = ForwardCall(Add(ForwardSpec("stages")));
+  KernelSpec spec = ForwardSpec("stages");
+  spec.resident_up_to = 512;
+  const Invocation call = ForwardCall(Add(spec));
   TakeLog();
   CHECK_EQ(call.Prepare().message, "");
   const std::vector<std::string> prepared = TakeLog();
-  CHECK_EQ(prepared.size(), size_t{3});
-  CHECK_CONTAINS(prepared[0], "cuLibraryLoadData");
-  CHECK_CONTAINS(prepared[1], "\"attribute\": 8, \"value\": 204800, \"device\": 0");
-  CHECK_CONTAINS(prepared[2], "\"call\": \"cuKernelGetFunction\"");
+  CHECK_EQ(prepared.size(), size_t{6});
+  CHECK_EQ(CountCalls(prepared, "cuDeviceGetAttribute"), size_t{3});
+  CHECK_CONTAINS(prepared[2], "\"attribute\": 16, \"device\": 0");
+  CHECK_CONTAINS(prepared[3], "cuLibraryLoadData");
+  CHECK_CONTAINS(prepared[4], "\"attribute\": 8, \"value\": 204800, \"device\": 0");
+  CHECK_CONTAINS(prepared[5], "\"call\": \"cuKernelGetFunction\"");
 
   CHECK_EQ(call.Prepare().message, "");
   CHECK_EQ(call.Execute().message, "");

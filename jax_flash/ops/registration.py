@@ -98,6 +98,7 @@ def _add_kernels(extension: Any, manifest: Manifest, directory: Path) -> None:
                 programmatic_launch=entry.programmatic_launch,
                 arguments=entry.arguments,
                 grid=entry.grid,
+                resident_up_to=entry.resident_up_to,
             )
         except (TypeError, ValueError) as error:
             raise ManifestError(

@@ -31,6 +31,7 @@ def fields(**changes: Any) -> dict[str, Any]:
         "programmatic_launch": False,
         "arguments": [("tensor_map", "query", "bf16", 64, 64, 128), ("int32", "batch")],
         "grid": [("batch", 1)],
+        "resident_up_to": 0,
     } | changes
 
 
@@ -58,6 +59,7 @@ def test_an_equal_kernel_may_be_added_again(extension: ModuleType):
         ({"cluster": (2, 2, 1)}, r"cluster \(2, 2, 1\)"),
         ({"sha256": "abc"}, "64 lower-case hexadecimal digits"),
         ({"grid": []}, "grid has no factors"),
+        ({"resident_up_to": -1}, "resident_up_to -1; must not be negative"),
         ({"arguments": []}, "0 arguments"),
         ({"arguments": [()]}, "is empty"),
         ({"arguments": [("int64", "batch")]}, "kind must be tensor_map, pointer, int32 or float32"),

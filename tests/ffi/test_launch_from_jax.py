@@ -45,6 +45,7 @@ def forward_case(folder: Path) -> dict[str, Any]:
             ["int32", "key_heads"],
         ],
         "grid": [["query_length", 16], ["query_heads", 1], ["batch", 1]],
+        "resident_up_to": 0,
     }
     finish = {
         "name": "sm_90a/finish",
@@ -55,6 +56,7 @@ def forward_case(folder: Path) -> dict[str, Any]:
         "programmatic_launch": True,
         "arguments": [["pointer", "lse", "f32"], ["int32", "offset"]],
         "grid": [["batch", 2]],
+        "resident_up_to": 0,
     }
     return {
         "kernels": [forward, finish],
@@ -154,6 +156,20 @@ def test_a_jitted_call_launches_its_kernels_in_order(testing_build: Path, tmp_pa
     lse, offset = finish["parameters"]
     assert struct.unpack("<Q", bytes.fromhex(lse)) == (addresses["lse"],)
     assert struct.unpack("<i", bytes.fromhex(offset)) == (-5,)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("resident_up_to", "blocks"), [(QUERY_LENGTH, 12), (QUERY_LENGTH - 1, 36)])
+def test_short_queries_get_a_grid_that_the_device_holds(
+    testing_build: Path, tmp_path: Path, resident_up_to: int, blocks: int
+):
+    case = forward_case(tmp_path)
+    case["kernels"][0]["resident_up_to"] = resident_up_to
+    report, log = run_case(testing_build, tmp_path, case)
+    assert report["error"] == ""
+    forward = next(line for line in log if line["call"] == "cuLaunchKernelEx")
+    # The fake driver's device 0 has 13 multiprocessors: 6 clusters of 2 blocks.
+    assert forward["grid"] == [blocks, 1, 1]
 
 
 @pytest.mark.slow

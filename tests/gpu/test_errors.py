@@ -49,6 +49,7 @@ def run_forward(
         programmatic_launch=ours.programmatic_launch,
         arguments=ours.arguments if arguments is None else arguments,
         grid=ours.grid,
+        resident_up_to=ours.resident_up_to,
     )
     kernel_call = call()
     attributes = call_attributes(kernel_call.forward, kernel_call) | {"kernels": name}

@@ -31,6 +31,7 @@ def _entry(variant: KernelVariant) -> CubinEntry:
         threads=plan.threads,
         cluster=plan.cluster,
         programmatic_launch=plan.programmatic_launch,
+        resident_up_to=plan.resident_up_to,
         shared_memory_bytes=1024,
         registers=168,
         spill_bytes=0,
