@@ -11,6 +11,7 @@ from jax_flash.emulator.clocks import ClockDomain, Shadow, WarpClock
 from jax_flash.emulator.errors import BarrierFault, OutOfBounds
 from jax_flash.emulator.memory import Memory
 from jax_flash.emulator.program import SHARED_BASE, Program
+from jax_flash.emulator.tensor_memory import TensorMemory
 from jax_flash.emulator.warp import Warp
 from jax_flash.emulator.warpgroup import Warpgroup
 
@@ -76,6 +77,7 @@ class Block:
         self.running = count
         self.warpgroups = [Warpgroup(self, i) for i in range(-(-count // 4))]
         self.bulk_groups = BulkGroups()
+        self.tensor_memory = TensorMemory(self)
         self.free_registers = machine.free_registers
         self.thread_registers = dict.fromkeys(range(count), machine.registers)
 

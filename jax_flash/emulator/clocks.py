@@ -21,8 +21,14 @@ from jax_flash.emulator.errors import BarrierFault, DataRace
 MBARRIERS = 192
 """Most mbarriers of one block that the emulator tracks."""
 
-_KINDS = ("warp", "tensor core of warp", "bulk copy from shared memory of warp", "cp.async of warp")
-GENERIC, TENSOR, BULK_READ, CP_ASYNC = range(4)
+_KINDS = (
+    "warp",
+    "tensor core of warp",
+    "bulk copy from shared memory of warp",
+    "cp.async of warp",
+    "tcgen05.st of warp",
+)
+GENERIC, TENSOR, BULK_READ, CP_ASYNC, TENSOR_STORE = range(5)
 
 
 class ClockDomain:
@@ -38,6 +44,10 @@ class ClockDomain:
     def agent(self, kind: int, block: int, warp: int) -> int:
         """Returns the number of an agent of a warp."""
         return kind * self.generic + block * self.warps + warp
+
+    def is_pipelined(self, agent: int) -> bool:
+        """Whether an agent's operations execute in the order they were started in."""
+        return agent // self.generic in (TENSOR, TENSOR_STORE)
 
     def new_mbarrier(self, block: int) -> int:
         """Returns a fresh number for the copies that complete on an mbarrier."""
@@ -132,12 +142,21 @@ class WarpClock:
 
 
 class Shadow:
-    """Last write and last reads of every 4-byte word of one block's shared memory."""
+    """Last write and last reads of every 4-byte word of one block's shared or tensor memory."""
 
-    def __init__(self, size: int, domain: ClockDomain) -> None:
-        """Takes the number of bytes."""
+    def __init__(
+        self,
+        size: int,
+        domain: ClockDomain,
+        *,
+        title: str = "shared memory",
+        across_proxies: bool = True,
+    ) -> None:
+        """Takes the number of bytes; tensor memory has one proxy only."""
         words = -(-size // 4)
         self.domain = domain
+        self.title = title
+        self.across_proxies = across_proxies
         self.writer = np.zeros(words, np.int32)
         self.write_time = np.zeros(words, np.int32)
         self.write_line = np.zeros(words, np.int32)
@@ -163,10 +182,21 @@ class Shadow:
             writer = int(writers.ravel()[first])
             line = int(self.write_line[words].ravel()[first])
             raise DataRace(
-                f"{access} shared memory at offset {4 * word} conflicts with the write by "
+                f"{access} {self.title} at offset {4 * word} conflicts with the write by "
                 f"{self.domain.name(writer)} (line {line}): no synchronisation between them"
-                f"{_proxy_hint(writer < self.domain.generic)}"
+                f"{_proxy_hint(self.across_proxies and writer < self.domain.generic)}"
             )
+
+    def _seen(self, clock: WarpClock, agent: int) -> np.ndarray:
+        """Returns up to which time the writes of each agent are visible to an access by one."""
+        if agent < self.domain.generic or not self.across_proxies:
+            seen = clock.known.happens_before
+        else:
+            seen = clock.seen_by_async_proxy()
+        if self.domain.is_pipelined(agent):  # its operations execute in order
+            seen = seen.copy()
+            seen[agent] = np.iinfo(np.int32).max
+        return seen
 
     def read(self, words: np.ndarray | slice, clock: WarpClock, agent: int, time: int) -> None:
         """Checks and records a read.
@@ -177,8 +207,7 @@ class Shadow:
           agent: who reads.
           time: of the agent.
         """
-        generic = agent < self.domain.generic
-        seen = clock.known.happens_before if generic else clock.seen_by_async_proxy()
+        seen = self._seen(clock, agent)
         name = self.domain.name(agent)
         self._check_writes(words, seen, f"read by {name} of")
         slot = self._slot(agent)
@@ -188,13 +217,14 @@ class Shadow:
         self, words: np.ndarray | slice, clock: WarpClock, agent: int, time: int, line: int
     ) -> None:
         """Checks and records a write; arguments as of :meth:`read`, and the PTX line."""
-        generic = agent < self.domain.generic
-        seen = clock.known.happens_before if generic else clock.seen_by_async_proxy()
+        seen = self._seen(clock, agent)
         name = self.domain.name(agent)
         self._check_writes(words, seen, f"write by {name} to")
         if self.readers:
             # A write after a read needs no proxy fence: nothing has to become visible.
             before = clock.known.happens_before[self.readers][:, None]
+            if self.domain.is_pipelined(agent):
+                before = np.where(np.array(self.readers)[:, None] == agent, time, before)
             if isinstance(words, slice):
                 times = self.read_times[: len(self.readers), words]
             else:
@@ -204,7 +234,7 @@ class Shadow:
                 reader, first = np.argwhere(late)[0]
                 start = words.start + first if isinstance(words, slice) else words.ravel()[first]
                 raise DataRace(
-                    f"write by {name} to shared memory at offset {4 * int(start)} conflicts with "
+                    f"write by {name} to {self.title} at offset {4 * int(start)} conflicts with "
                     f"the read by {self.domain.name(self.readers[int(reader)])}: no "
                     "synchronisation between them"
                 )

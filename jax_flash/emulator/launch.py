@@ -57,11 +57,14 @@ class Options:
       schedule: interleaving; every kernel of an operation starts it anew, from its seed.
       checks: which of the costly checks to make.
       resident_clusters: clusters that run at the same time.
+      multiprocessors: of the emulated device; limits the grids of kernels whose blocks work through
+        several tiles. Few, so that small problems reach that path.
     """
 
     schedule: Schedule = field(default_factory=Schedule)
     checks: Checks = field(default_factory=Checks)
     resident_clusters: int = 3
+    multiprocessors: int = 2
 
 
 @dataclass(slots=True, kw_only=True)
@@ -215,10 +218,9 @@ def run_kernel(
     """
     entry = kernel.entry
     program = decode_kernel(kernel.module, call.memory)
-    blocks = math.prod(-(-int(values[name]) // divisor) for name, divisor in entry.grid)
-    cluster = entry.cluster[0]
+    blocks = grid_blocks(entry, values, options.multiprocessors)
     launch = Launch(
-        grid=(-(-blocks // cluster) * cluster, 1, 1),
+        grid=(blocks, 1, 1),
         threads=(entry.threads, 1, 1),
         cluster=entry.cluster,
         parameters=pack_parameters(kernel_arguments(kernel.variant), call, values),
@@ -231,6 +233,16 @@ def run_kernel(
     statistics = machine.run()
     statistics.blocks += blocks
     return statistics
+
+
+def grid_blocks(entry: CubinEntry, values: Mapping[str, int | float], multiprocessors: int) -> int:
+    """Returns the blocks of a kernel's grid, as ffi/launch.cc evaluates them."""
+    blocks = math.prod(-(-int(values[name]) // divisor) for name, divisor in entry.grid)
+    cluster = entry.cluster[0]
+    blocks = -(-blocks // cluster) * cluster
+    if values["query_length"] <= entry.resident_up_to:
+        blocks = min(blocks, max(multiprocessors // cluster, 1) * cluster)
+    return blocks
 
 
 def decode_kernel(module: Module, memory: GlobalMemory) -> Program:

@@ -224,6 +224,11 @@ class Machine:
             )
         for mbarrier in block.mbarriers.values():
             if mbarrier.transactions:
-                raise BarrierFault(f"block {block.index} ends with bytes outstanding: {mbarrier}")
+                # Allowed: the end of a known-good pipeline expects bytes that it does not send.
+                self.statistics.notes[
+                    f"blocks end while an mbarrier at offset {mbarrier.offset} expects "
+                    f"{mbarrier.transactions} bytes"
+                ] += 1
+        block.tensor_memory.check_end()
         if all(other.running == 0 for other in block.cluster.blocks):
             self.clusters.remove(block.cluster)

@@ -88,6 +88,7 @@ class Warp:
         self.tensor = TensorCoreUse()
         self.poll = (-1, -1)
         self.cluster_generation: int | None = None
+        self.tensor_stores = 0
         self._choices = 0
         self._traces = program.uses_wgmma
 

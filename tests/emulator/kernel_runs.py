@@ -10,7 +10,7 @@ import numpy as np
 from jax_flash.emulator.launch import ELEMENT_TYPES, Options, run_operation
 from jax_flash.emulator.statistics import Statistics
 from jax_flash.spec.arch import Arch
-from jax_flash.spec.band_mask import Band
+from jax_flash.spec.band_mask import Band, kernel_band
 from jax_flash.spec.launch_plan import Operation, backward_operation, forward_operation
 from jax_flash.spec.variant import DType
 
@@ -30,12 +30,14 @@ class Problem:
     key_heads: int = 1
     upper: int | None = None
     """Upper bound of the band; None is the full mask."""
+    lower: int | None = None
+    """Lower bound of the band: a window's left side."""
     deterministic: bool = False
 
     @property
     def band(self) -> Band:
-        """The mask."""
-        return Band(upper=self.upper)
+        """The mask, as kernels take it."""
+        return kernel_band(Band(lower=self.lower, upper=self.upper))
 
     @property
     def scale(self) -> float:
@@ -117,9 +119,11 @@ def exact(problem: Problem, seed: int = 0) -> Arrays:
         np.repeat(inputs[name], group, axis=2).transpose(0, 2, 1, 3) for name in ("key", "value")
     )
     scores = query @ key.swapaxes(-1, -2) * problem.scale
+    distance = np.arange(problem.key_length) - np.arange(problem.query_length)[:, None]
     if problem.upper is not None:
-        q, k = np.arange(problem.query_length)[:, None], np.arange(problem.key_length)
-        scores = np.where(k <= q + problem.upper, scores, -np.inf)
+        scores = np.where(distance <= problem.upper, scores, -np.inf)
+    if problem.lower is not None:
+        scores = np.where(distance >= problem.lower, scores, -np.inf)
     top = scores.max(-1, keepdims=True)
     top = np.where(np.isfinite(top), top, 0)
     weights = np.exp(scores - top)

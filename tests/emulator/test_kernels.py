@@ -48,6 +48,10 @@ PROBLEMS = {
     "causal, f16, D=128": Problem(
         dtype=DType.F16, query_length=64, key_length=300, head_dim=128, upper=236
     ),
+    "window": Problem(query_length=300, key_length=420, lower=-70, upper=30),
+    "window without right side, D=128, deterministic": Problem(
+        query_length=150, key_length=290, head_dim=128, lower=40, deterministic=True
+    ),
     "one query, one key": Problem(query_length=1, key_length=1, head_dim=128),
 }
 

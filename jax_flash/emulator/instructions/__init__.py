@@ -13,6 +13,8 @@ from jax_flash.emulator.instructions import (
     matrix_move,
     mbarriers,
     moves,
+    tcgen05_memory,
+    tcgen05_mma,
     warp_level,
     wgmma,
 )
@@ -30,6 +32,8 @@ __all__ = [
     "matrix_move",
     "mbarriers",
     "moves",
+    "tcgen05_memory",
+    "tcgen05_mma",
     "warp_level",
     "wgmma",
 ]

@@ -1,0 +1,124 @@
+"""Kernels with one barrier, fence, wait or byte count missing: the emulator must say so.
+
+Every statement that synchronises is dropped or weakened in turn. What no run can show, because
+another statement does the same work, is listed with its reason.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from jax_flash.emulator.errors import ProgramFault
+from jax_flash.emulator.launch import Options
+from jax_flash.emulator.schedule import Schedule
+from jax_flash.spec.launch_plan import Operation
+from jax_flash.spec.variant import KernelRole
+
+from .kernel_runs import Arrays, Problem, run_with_statistics
+from .mutation import Mutant, mutants_of
+
+# The tiles of every pipeline are used again, and three key tiles add to each query tile.
+PROBLEM = Problem(query_length=384, key_length=520, deterministic=True)
+SCHEDULES = [
+    Schedule(order="random", landing="lazy", seed=1),
+    Schedule(order="random", landing="random", seed=2),
+    Schedule(order="starve", starved=8, landing="random", seed=3),
+    Schedule(order="starve", starved=5, landing="eager", seed=4),
+    Schedule(order="round_robin", landing="eager"),
+]
+
+SILENT = {
+    KernelRole.FORWARD: (),
+    KernelRole.BACKWARD: (
+        # The two pipelines of a stage are released and acquired together: the wait for the one
+        # implies that the other is free.
+        r"count one arrival less: mbarrier\.init",
+        r"do not wait: mbarrier\.try_wait",
+        # A later commit closes the group, and what is waited for is waited for in full.
+        r"drop: wgmma\.commit_group",
+        r"drop: cp\.async\.bulk\.commit_group",
+        # The release at device scope by one thread is cumulative over the barrier before it.
+        r"drop: fence\.acq_rel\.gpu",
+    ),
+}
+"""Changes that may go unreported, as patterns; each mutant's own reason is in docs/emulator.md."""
+
+
+def operation_and_arrays(role: KernelRole, directory: Path) -> tuple[Operation, Arrays]:
+    """Returns what runs a kernel, and its inputs."""
+    inputs = PROBLEM.inputs()
+    if role is KernelRole.FORWARD:
+        return PROBLEM.forward(), inputs
+    forward, _ = run_with_statistics(
+        PROBLEM, PROBLEM.forward(), inputs, directory, Options(schedule=SCHEDULES[-1])
+    )
+    return PROBLEM.backward(), inputs | {"output": forward["output"], "lse": forward["lse"]}
+
+
+def copied_kernels(operation: Operation, source: Path, target: Path) -> None:
+    """Copies the manifest and the PTX of an operation's kernels."""
+    shutil.copy(source / "manifest.json", target)
+    for kernel in operation.kernels:
+        path = target / f"{kernel.name}.ptx"
+        path.parent.mkdir(exist_ok=True)
+        shutil.copy(source / f"{kernel.name}.ptx", path)
+
+
+def unreported(role: KernelRole, source: Path, directory: Path, every: int) -> Iterator[Mutant]:
+    """Yields, of each ``every``-th mutant of a kernel, those that no schedule shows."""
+    operation, arrays = operation_and_arrays(role, source)
+    copied_kernels(operation, source, directory)
+    (kernel,) = (kernel for kernel in operation.kernels if kernel.role is role)
+    path = directory / f"{kernel.name}.ptx"
+    original = path.read_text()
+
+    def run(schedule: Schedule) -> Arrays:
+        options = Options(schedule=replace(schedule))
+        return run_with_statistics(PROBLEM, operation, arrays, directory, options)[0]
+
+    expected = run(SCHEDULES[-1])
+    for number, mutant in enumerate(mutants_of(original)):
+        if number % every == 0:
+            path.write_text(mutant.text)
+            if not any(shows(run, schedule, expected) for schedule in SCHEDULES):
+                yield mutant
+
+
+def shows(run, schedule: Schedule, expected: Arrays) -> bool:
+    """Whether a schedule makes a mutant fault, or give other bits."""
+    try:
+        results = run(schedule)
+    except ProgramFault:
+        return True
+    return any(
+        not np.array_equal(results[name].view(np.uint8), array.view(np.uint8))
+        for name, array in expected.items()
+        if name in ("output", "lse", "d_query", "d_key", "d_value")
+    )
+
+
+def assert_only_known(mutants: Iterator[Mutant], role: KernelRole) -> None:
+    surprises = [
+        f"line {mutant.line}: {mutant.change}"
+        for mutant in mutants
+        if not any(re.match(pattern, mutant.change) for pattern in SILENT[role])
+    ]
+    assert not surprises, "no run showed:\n" + "\n".join(surprises)
+
+
+@pytest.mark.parametrize("role", [KernelRole.FORWARD, KernelRole.BACKWARD])
+def test_a_sample_of_mutants_is_reported(role: KernelRole, kernel_directory: Path, tmp_path: Path):
+    assert_only_known(unreported(role, kernel_directory, tmp_path, every=4), role)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("role", [KernelRole.FORWARD, KernelRole.BACKWARD])
+def test_every_mutant_is_reported(role: KernelRole, kernel_directory: Path, tmp_path: Path):
+    assert_only_known(unreported(role, kernel_directory, tmp_path, every=1), role)
