@@ -19,7 +19,7 @@ from jax_flash.emulator.wait import Wait
 
 if TYPE_CHECKING:
     from jax_flash.emulator.block import Block
-    from jax_flash.emulator.clocks import WarpClock
+    from jax_flash.emulator.clocks import Knowledge, WarpClock
 
 _FAIRNESS = 16
 """Of diverged groups, every 16th choice is another one than the lowest, so that spins end."""
@@ -89,6 +89,8 @@ class Warp:
         self.poll = (-1, -1)
         self.cluster_generation: int | None = None
         self.tensor_stores = 0
+        self.fenced: Knowledge | None = None
+        """What the last release fence lets a relaxed arrival pass on."""
         self._choices = 0
         self._traces = program.uses_wgmma
 

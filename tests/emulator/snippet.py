@@ -80,87 +80,97 @@ def run_snippet(
       launch: fields of ``machine.Launch``, and ``schedule``, ``checks``.
     """
     inputs, outputs, buffers = inputs or {}, outputs or {}, buffers or {}
-    memory = GlobalMemory()
-    addresses, parameters, declarations, loads, stores = [], [], [], [], []
-
-    def parameter(array: np.ndarray | None, size: int, name: str) -> None:
-        raw = None if array is None else np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-        addresses.append(memory.allocate(size, name, raw))
-        parameters.append(f".param .u64 parameter_{name}")
-
-    def place(name: str, width: int) -> list[str]:
-        return [
-            f"    ld.param.b64 %base, [parameter_{name}];",
-            f"    mul.wide.u32 %offset, %thread, {width};",
-            "    add.s64 %base, %base, %offset;",
-        ]
-
-    for name, array in inputs.items():
-        array = np.asarray(array)
-        parameter(array, array.nbytes, name)
-        letter = _letter(8 * array.itemsize)
-        declarations.append(f"    .reg .{letter} %{name};")
-        loads += [*place(name, array.itemsize), f"    ld.global.{letter} %{name}, [%base];"]
-    for name, array in buffers.items():
-        parameter(array, array.nbytes, name)
-        declarations.append(f"    .reg .b64 %{name};")
-        loads.append(f"    ld.param.b64 %{name}, [parameter_{name}];")
+    text, memory, addresses = _Text(), GlobalMemory(), []
+    for name, array in {**inputs, **buffers}.items():
+        raw = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        addresses.append(memory.allocate(raw.size, name, raw))
     for name, dtype in outputs.items():
-        dtype = np.dtype(dtype)
-        is_predicate = dtype == np.bool_
-        width = 4 if is_predicate else dtype.itemsize
-        parameter(None, threads * width, name)
-        letter = _letter(8 * width)
-        declarations.append(f"    .reg .{'pred' if is_predicate else letter} %{name};")
-        stores += place(name, width)
-        if is_predicate:
-            declarations.append(f"    .reg .b32 %word_{name};")
-            stores.append(f"    selp.b32 %word_{name}, 1, 0, %{name};")
-            stores.append(f"    st.global.b32 [%base], %word_{name};")
-        else:
-            stores.append(f"    st.global.{letter} [%base], %{name};")
-    text = _TEMPLATE.format(
-        parameters=", ".join(parameters),
-        threads=threads,
-        declarations="\n".join(declarations),
-        loads="\n".join(loads),
-        body=body,
-        stores="\n".join(stores),
-    )
-    program = decode(parse_ptx(text), "snippet", allocate=_no_variables)
+        width = 4 if np.dtype(dtype) == np.bool_ else np.dtype(dtype).itemsize
+        addresses.append(memory.allocate(threads * width, name))
+    for name, array in inputs.items():
+        text.add_input(name, np.asarray(array).itemsize)
+    for name in buffers:
+        text.add_buffer(name)
+    for name, dtype in outputs.items():
+        text.add_output(name, np.dtype(dtype))
+    program = decode(parse_ptx(text.kernel(body, threads)), "snippet", allocate=_no_variables)
     schedule = launch.pop("schedule", Schedule())
     checks = launch.pop("checks", Checks())
-    launch = {"grid": (1, 1, 1), **launch}
     machine = Machine(
         program,
         Launch(
             threads=(threads, 1, 1),
             parameters=b"".join(struct.pack("<Q", address) for address in addresses),
             dynamic_shared_bytes=shared_bytes,
-            **launch,
+            **{"grid": (1, 1, 1), **launch},
         ),
         memory,
         schedule,
         checks,
     )
     statistics = machine.run()
-    contents = dict(zip([*inputs, *buffers, *outputs], addresses, strict=True))
+    places = dict(zip([*inputs, *buffers, *outputs], addresses, strict=True))
 
-    def content(name: str, dtype: np.dtype) -> np.ndarray:
-        stored = memory.memory_at(contents[name])
+    def content(name: str, dtype: Any) -> np.ndarray:
+        stored = memory.memory_at(places[name])
         return stored.bytes[: stored.size].copy().view(dtype)
 
-    results = {}
-    for name, dtype in outputs.items():
-        dtype = np.dtype(dtype)
-        if dtype == np.bool_:
-            results[name] = content(name, np.dtype(np.uint32)) != 0
-        else:
-            results[name] = content(name, dtype)
-    changed = {
-        name: content(name, array.dtype).reshape(array.shape) for name, array in buffers.items()
+    results = {
+        name: content(name, np.uint32) != 0 if np.dtype(dtype) == np.bool_ else content(name, dtype)
+        for name, dtype in outputs.items()
     }
+    changed = {name: content(name, a.dtype).reshape(a.shape) for name, a in buffers.items()}
     return Outcome(outputs=results, statistics=statistics, buffers=changed)
+
+
+@dataclass(slots=True)
+class _Text:
+    """Parts of the kernel around a snippet."""
+
+    parameters: list[str] = field(default_factory=list)
+    declarations: list[str] = field(default_factory=list)
+    loads: list[str] = field(default_factory=list)
+    stores: list[str] = field(default_factory=list)
+
+    def _place(self, name: str, width: int) -> list[str]:
+        return [
+            f"    ld.param.b64 %base, [parameter_{name}];",
+            f"    mul.wide.u32 %offset, %thread, {width};",
+            "    add.s64 %base, %base, %offset;",
+        ]
+
+    def add_input(self, name: str, width: int) -> None:
+        letter = _letter(8 * width)
+        self.parameters.append(f".param .u64 parameter_{name}")
+        self.declarations.append(f"    .reg .{letter} %{name};")
+        self.loads += [*self._place(name, width), f"    ld.global.{letter} %{name}, [%base];"]
+
+    def add_buffer(self, name: str) -> None:
+        self.parameters.append(f".param .u64 parameter_{name}")
+        self.declarations.append(f"    .reg .b64 %{name};")
+        self.loads.append(f"    ld.param.b64 %{name}, [parameter_{name}];")
+
+    def add_output(self, name: str, dtype: np.dtype) -> None:
+        self.parameters.append(f".param .u64 parameter_{name}")
+        if dtype == np.bool_:
+            self.declarations += [f"    .reg .pred %{name};", f"    .reg .b32 %word_{name};"]
+            self.stores.append(f"    selp.b32 %word_{name}, 1, 0, %{name};")
+            self.stores += [*self._place(name, 4), f"    st.global.b32 [%base], %word_{name};"]
+            return
+        letter = _letter(8 * dtype.itemsize)
+        self.declarations.append(f"    .reg .{letter} %{name};")
+        self.stores += self._place(name, dtype.itemsize)
+        self.stores.append(f"    st.global.{letter} [%base], %{name};")
+
+    def kernel(self, body: str, threads: int) -> str:
+        return _TEMPLATE.format(
+            parameters=", ".join(self.parameters),
+            threads=threads,
+            declarations="\n".join(self.declarations),
+            loads="\n".join(self.loads),
+            body=body,
+            stores="\n".join(self.stores),
+        )
 
 
 def _no_variables(name: str, data: bytes) -> int:

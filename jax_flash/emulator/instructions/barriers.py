@@ -84,7 +84,9 @@ def barrier_of_cluster(context: Context) -> Run:
         if mode == "arrive":
             if warp.cluster_generation is not None:
                 raise BarrierFault("barrier.cluster.arrive twice without a wait between them")
-            known = warp.clock.release() if warp.clock is not None and not relaxed else None
+            known = warp.fenced.copy() if relaxed and warp.fenced is not None else None
+            if warp.clock is not None and not relaxed:
+                known = warp.clock.release()
             expected = LANES * sum(len(block.warps) for block in warp.block.cluster.blocks)
             warp.machine.events += 1
             warp.cluster_generation = barrier.arrive(warp.name, warp.line, LANES, expected, known)

@@ -23,6 +23,7 @@ def fence(context: Context) -> Run:
     def run(warp: Any, lanes: Any) -> None:
         del lanes
         warp.machine.events += 1
+        release_by_fence(warp)
 
     return run
 
@@ -50,6 +51,7 @@ def fence_mbarrier_init(context: Context) -> Run:
     def run(warp: Any, lanes: Any) -> None:
         del lanes
         publish_mbarriers(warp)
+        release_by_fence(warp)
 
     return run
 
@@ -64,6 +66,12 @@ def fence_tensor_map(context: Context) -> Run:
         del warp, lanes
 
     return run
+
+
+def release_by_fence(warp: Any) -> None:
+    """Keeps what a relaxed arrival after the fence passes on (PTX ISA, "Release pattern")."""
+    if warp.clock is not None:
+        warp.fenced = warp.clock.release()
 
 
 def publish_mbarriers(warp: Any) -> None:
