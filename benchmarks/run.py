@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -46,8 +47,8 @@ def parse_options() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def measure(names: list[str], *, quick: bool) -> list[Row]:
-    """Checks and times the named implementations.
+def measure(names: list[str], *, quick: bool) -> Iterator[list[Row]]:
+    """Checks the named implementations, then times them; gives the rows of one problem at a time.
 
     Raises:
         AssertionError: an implementation is wrong; nothing has been timed.
@@ -55,12 +56,10 @@ def measure(names: list[str], *, quick: bool) -> list[Row]:
     cases = problems(quick=quick)
     print("checking that every implementation is right")
     check_all(cases, names)
-    rows = []
     for case in tqdm(cases, desc="problems"):
         timings = time_case(case, names, QUICK if quick else FULL)
         clock = query_gpu("clocks.sm").get("clocks.sm", "").removesuffix(" MHz")
-        rows += [row_of(case, timing, clock) for timing in timings]
-    return rows
+        yield [row_of(case, timing, clock) for timing in timings]
 
 
 def main() -> int:
@@ -74,16 +73,18 @@ def main() -> int:
             file=sys.stderr,
         )
         return 2
-    try:
-        rows = measure(options.implementations, quick=options.quick)
-    except AssertionError as error:
-        print(f"nothing was timed, because a result is wrong:\n{error}", file=sys.stderr)
-        return 1
     options.output.mkdir(parents=True, exist_ok=True)
     name = f"{datetime.now(UTC):%Y-%m-%d}_{slug(device.device_kind)}"
     path = options.output / (f"{name}_quick.csv" if options.quick else f"{name}.csv")
-    write_csv(rows, path)
     path.with_suffix(".json").write_text(json.dumps(describe_environment(), indent=1) + "\n")
+    rows: list[Row] = []
+    try:
+        for rows_of_problem in measure(options.implementations, quick=options.quick):
+            rows += rows_of_problem
+            write_csv(rows, path)  # what is measured so far outlives an interruption
+    except AssertionError as error:
+        print(f"nothing was timed, because a result is wrong:\n{error}", file=sys.stderr)
+        return 1
     print(table(rows))
     try:
         plot(rows, path.with_suffix(".png"), path.stem.replace("_", ", "))

@@ -104,7 +104,7 @@ def test_nothing_is_timed_if_a_result_is_wrong(monkeypatch):
     monkeypatch.setitem(IMPLEMENTATIONS, "chunked", wrong)
     monkeypatch.setattr(run, "time_case", lambda *arguments: pytest.fail("it was timed"))
     with pytest.raises(AssertionError, match=r"(?s)chunked is wrong on gate-.*output "):
-        run.measure(["chunked"], quick=True)
+        list(run.measure(["chunked"], quick=True))
 
 
 def test_without_a_gpu_the_command_says_what_it_needs(monkeypatch, capsys):
