@@ -30,17 +30,13 @@ class NamedBarrier:
         """Adds threads; returns the generation that they belong to.
 
         Raises:
-          BarrierFault: the count differs from that of others in this use, more threads arrive than
-            it says, or the same warp arrives twice.
+          BarrierFault: the count differs from that of others in this use, or more threads arrive
+            than it says. A warp may arrive twice: known-good kernels do, with arrive, then sync.
         """
         if self.arrived and expected != self.expected:
             raise BarrierFault(
                 f"{self.name} is used with {expected} threads, but by others with {self.expected}: "
                 f"{self.members}"
-            )
-        if who in self.members:
-            raise BarrierFault(
-                f"{who} arrives twice at {self.name} before {expected} threads have: {self.members}"
             )
         self.expected = expected
         self.arrived += threads

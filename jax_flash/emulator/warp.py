@@ -301,7 +301,7 @@ class Warp:
             if owned:
                 names = ", ".join(self.program.table.name_of(i) for i in sorted(owned))
                 raise RegisterFault(f"{names} belongs to a wgmma that has not been waited for")
-        if self.checked[pc]:
+        if self.checked[pc] or self._moves_undefined(instruction):
             return
         if instruction.checks_registers:
             for identity in instruction.reads:
@@ -309,6 +309,16 @@ class Warp:
         self.mark_defined(instruction.writes, active)
         if active is True:
             self.checked[pc] = 1
+
+    def _moves_undefined(self, instruction: Instruction) -> bool:
+        """Whether a plain move copies a register that was never written.
+
+        Compilers emit such moves for values that no path uses; what uses the copy is a fault.
+        """
+        if not instruction.opcode.startswith("mov.") or len(instruction.reads) != 1:
+            return False
+        (source,) = instruction.reads
+        return source not in self.defined and instruction.guard < 0
 
     def mark_defined(self, identities: frozenset[int] | set[int], active: Any) -> None:
         """Records that the active lanes of registers hold values."""

@@ -86,6 +86,7 @@ def test_reductions_and_atomics():
         ("mov.b32 %r1, 8; ld.shared.b32 %r2, [%r1];", OutOfBounds, "below the block's memory"),
         ("mov.b64 %d1, 64; ld.global.b32 %r2, [%d1];", OutOfBounds, "belongs to no buffer"),
         ("add.s32 %r2, %r1, 1;", RegisterFault, "%r1 is read before"),
+        ("mov.b32 %r2, %r1; add.s32 %r3, %r2, 1;", RegisterFault, "%r2 is read before"),
         ("setp.eq.b32 %p1, %lane, 0; @%p1 mov.b32 %r1, 0; add.s32 %r2, %r1, 1;", RegisterFault, ""),
     ],
 )

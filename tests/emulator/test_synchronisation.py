@@ -66,7 +66,6 @@ def test_arrive_and_sync_order_one_direction():
         ("setp.lt.u32 %p1, %thread, 32; @%p1 bar.sync 0, 64;", Deadlock, "barrier 0"),
         ("bar.sync 1, 40;", BarrierFault, "multiple of 32"),
         ("bar.sync 17, 64;", BarrierFault, "a block has 16"),
-        ("bar.arrive 1, 96; bar.arrive 1, 96;", BarrierFault, "arrives twice"),
         (
             "shr.u32 %r1, %thread, 5; shl.b32 %r1, %r1, 5; add.s32 %r1, %r1, 64; bar.sync 1, %r1;",
             BarrierFault,

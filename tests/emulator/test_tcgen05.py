@@ -16,7 +16,7 @@ from jax_flash.emulator.errors import (
 from jax_flash.emulator.instructions.tcgen05_memory import fragment
 from jax_flash.emulator.instructions.tcgen05_mma import (
     decode_instruction_descriptor,
-    lanes_of_rows,
+    result_places,
 )
 from jax_flash.emulator.matrix_descriptor import decode_descriptor
 from jax_flash.emulator.schedule import Schedule
@@ -57,11 +57,18 @@ def test_matrix_descriptor_fields():
         decode_descriptor(1 << 46 | 1 << 61, tcgen05=True)
 
 
-def test_rows_are_lanes():
-    """ "Data path layouts" D (M = 128), A (M = 256, two blocks) and F (M = 64)."""
-    assert lanes_of_rows(128, 1).tolist() == list(range(128))
-    assert lanes_of_rows(256, 2).tolist() == list(range(128))
-    assert lanes_of_rows(64, 1).tolist() == [32 * (r // 16) + r % 16 for r in range(64)]
+def test_places_of_results():
+    """ "Data path layouts" D (M = 128), A (M = 256, two blocks), F (M = 64), B (M = 128, two)."""
+    for rows, blocks in ((128, 1), (256, 2)):
+        lanes, columns = np.broadcast_arrays(*result_places(rows, 32, blocks))
+        assert (lanes == np.arange(128)[:, None]).all() and (columns == np.arange(32)).all()
+    lanes, columns = np.broadcast_arrays(*result_places(64, 32, 1))
+    assert lanes[:, 0].tolist() == [32 * (r // 16) + r % 16 for r in range(64)]
+    lanes, columns = np.broadcast_arrays(*result_places(128, 32, 2))
+    for row in range(64):
+        for column in range(32):
+            expected = (row, column) if column < 16 else (row + 64, column - 16)
+            assert (lanes[row, column], columns[row, column]) == expected
 
 
 @pytest.mark.parametrize(

@@ -81,17 +81,25 @@ def decode_instruction_descriptor(bits: int, kind: str) -> InstructionDescriptor
     )
 
 
-def lanes_of_rows(rows: int, blocks: int) -> np.ndarray:
-    """Returns the tensor-memory lane of each row that one block holds.
+def result_places(rows: int, columns: int, blocks: int) -> tuple[np.ndarray, np.ndarray]:
+    """Returns tensor-memory lane and column of each element of D that one block holds.
 
-    "Data path layout" D (128 rows a block) and F (64 rows: 16 in each quarter of the lanes).
+    "Data path layout" of the ISA: D (M = 128) and A (M = 256, two blocks) have a row in each lane;
+    F (M = 64) has 16 rows in each quarter of the lanes; B (M = 128, two blocks) has 64 rows, the
+    first half of the columns in lanes 0 to 63 and the second half in lanes 64 to 127.
+
+    Returns:
+      Two arrays that broadcast to ``(rows / blocks, columns)``.
     """
     each = rows // blocks
-    row = np.arange(each)
+    row, column = np.arange(each)[:, None], np.arange(columns)[None, :]
     if each == 128:
-        return row
+        return row, column
     if each == 64 and blocks == 1:
-        return 32 * (row // 16) + row % 16
+        return 32 * (row // 16) + row % 16, column
+    if each == 64:
+        half = columns // 2
+        return row + 64 * (column // half), column % half
     raise PtxError(f"{rows} rows over {blocks} blocks are not implemented")
 
 
@@ -118,9 +126,11 @@ def matmul(context: Context) -> Run:
     for word in ("fill", "use", "lastuse", "discard"):
         context.flag(f"collector::a::{word}")
     operands = list(context.operands)
+    disabled: list[int] = []
     if len(operands) == 6 and isinstance(operands[4], Vector):
-        raise PtxError("disable-output-lane is not implemented")
-    context.expect(5)
+        disabled = [context.source(item, _U32) for item in context.items(operands.pop(4))]
+    if len(operands) != 5:
+        raise PtxError(f"{len(operands)} operands; expected 5, or 6 with disable-output-lane")
     result, result_offset, _ = context.address(operands[0], "32")
     a_in_tensor_memory = isinstance(operands[1], Address)
     a_offset = 0
@@ -136,6 +146,8 @@ def matmul(context: Context) -> Run:
     def run(warp: Any, lanes: Any) -> None:
         lane = _one_lane(lanes)
         rows, wide = warp.rows["u32"], warp.rows["u64"]
+        if any(rows[item][lane] for item in disabled):
+            raise PtxError("tcgen05.mma that disables output lanes is not implemented")
         column = _column(int(rows[result][lane]) + result_offset)
         accumulate = fixed if fixed is not None else bool(warp.rows["pred"][row][lane] ^ negated)
         issue = Issue(
@@ -198,10 +210,14 @@ def _operands(issue: Issue) -> tuple[SharedOperand | None, SharedOperand]:
 def start(warp: Any, issue: Issue) -> None:
     """Checks a matmul's accesses and puts it into the warp's queue."""
     descriptor = issue.descriptor
-    lanes = lanes_of_rows(descriptor.rows, len(issue.blocks))[:, None]
-    columns = issue.result + np.arange(descriptor.columns)
+    lanes, columns = result_places(descriptor.rows, descriptor.columns, len(issue.blocks))
+    columns = columns + issue.result
     a, b = _operands(issue)
-    a_columns = issue.a_column + np.arange(descriptor.depth * descriptor.element_bytes // 4)
+    words = descriptor.depth * descriptor.element_bytes // 4
+    a_lanes, a_columns = result_places(descriptor.rows, words, len(issue.blocks))
+    a_columns = a_columns + issue.a_column
+    if a is None and descriptor.rows // len(issue.blocks) != 128:
+        raise PtxError(f"A in tensor memory with {descriptor.rows} rows is not implemented")
     queue = warp.block.tensor_memory.queue(warp)
     if warp.clock is not None:
         agent, time = warp.clock.agent(TENSOR), queue.commits + 1
@@ -211,9 +227,10 @@ def start(warp: Any, issue: Issue) -> None:
             if a is not None:
                 block.on_async_read(warp, a.all_words, agent, time)
             else:
-                memory.note(warp, lanes, a_columns, agent, time, writes=False)
+                memory.note(warp, a_lanes, a_columns, agent, time, writes=False)
             memory.note(warp, lanes, columns, agent, time, writes=True)
-    push(warp, lambda: _execute(issue, a, b, lanes, columns, a_columns), "tcgen05.mma")
+    places = ((lanes, columns), (a_lanes, a_columns))
+    push(warp, lambda: _execute(issue, a, b, places), "tcgen05.mma")
 
 
 def push(warp: Any, item: Any, what: str) -> None:
@@ -234,11 +251,10 @@ def _execute(
     issue: Issue,
     a: SharedOperand | None,
     b: SharedOperand,
-    lanes: np.ndarray,
-    columns: np.ndarray,
-    a_columns: np.ndarray,
+    places: tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]],
 ) -> None:
     descriptor = issue.descriptor
+    (lanes, columns), (a_lanes, a_columns) = places
     statistics = issue.blocks[0].machine.statistics
     right = np.concatenate([read_operand(block, b, descriptor.b_dtype) for block in issue.blocks])
     for block in issue.blocks:
@@ -246,7 +262,7 @@ def _execute(
         if a is not None:
             left = read_operand(block, a, descriptor.a_dtype)
         else:
-            words = memory.read(lanes, a_columns, "tcgen05.mma (A)")
+            words = memory.read(a_lanes, a_columns, "tcgen05.mma (A)")
             left = np.ascontiguousarray(words).view(descriptor.a_dtype).astype(np.float64)
         total = (left @ right.T) * descriptor.sign
         if issue.accumulate:
