@@ -138,7 +138,8 @@ def attention(
         implementation: None: kernels where the computation is lowered for CUDA and a kernel covers
             the call, else plain JAX; `explain` tells. "cuda": kernels or an error, never anything
             else (a call with a dimension of size 0 has nothing to compute and launches none).
-            "xla": plain JAX in linear memory, on every platform.
+            "xla": plain JAX in linear memory, on every platform. "emulate": the kernels' own code
+            on an emulated GPU, for small problems on any machine; slow, to check kernels.
 
     Returns:
         Output [..., T, N, Dv] in the dtype of query. With `return_residual`, also the natural
@@ -149,7 +150,7 @@ def attention(
         ValueError: a shape or value that does not fit.
         NotImplementedError: `implementation` names one that does not cover the call or, when
             lowered, the platform.
-        RuntimeError: implementation="cuda" and the kernels are not installed.
+        RuntimeError: implementation="cuda" or "emulate" and the kernels are not installed.
     """
     call = check_call(Arguments(**locals()))
     output, lse = attend(call, choose(call))
@@ -189,7 +190,6 @@ def explain(
 
     Raises:
         TypeError, ValueError: as `attention` does, for arguments that no implementation takes.
-        NotImplementedError: implementation="emulate".
     """
     call = check_call(Arguments(**locals()), allow_shapes=True)
     return explanation_of(call, decide(call))

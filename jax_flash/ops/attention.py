@@ -18,6 +18,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jax_flash.ops.arguments import Call
 from jax_flash.ops.batching import batch_alike, batch_as_leading_dimension
 from jax_flash.ops.dispatch import KernelCall, Route
+from jax_flash.ops.emulation import emulate_operation
 from jax_flash.ops.ffi_calls import call_operation
 from jax_flash.ops.primitives import cuda_only
 from jax_flash.reference.chunked import unify_varying_axes
@@ -50,6 +51,10 @@ def _attend_fwd(
     route: Route, query: jax.Array, key: jax.Array, value: jax.Array, semantics: Semantics
 ) -> tuple[Results, Any]:
     output, lse = _forward(query, key, value, semantics, route=route)
+    # XLA for GPUs fuses a custom call with the update of the buffer that `scan` stacks a residual
+    # in, and clones the call where its result has other uses: the kernel would run twice a layer.
+    # It does not look through a barrier.
+    output, lse = jax.lax.optimization_barrier((output, lse))
     # Both names: a policy that saves only one of them would run the forward pass again.
     results = Results(checkpoint_name(output, "flash_out"), checkpoint_name(lse, "flash_lse"))
     return results, (query, key, value, semantics, results)
@@ -100,7 +105,8 @@ def _forward(
 
     def kernels(call: KernelCall, *operands: jax.Array) -> _Arrays:
         named = dict(zip(call.forward.operands, operands, strict=True))
-        buffers = call_operation(call.forward, call, named)
+        run_operation = emulate_operation if route.emulated else call_operation
+        buffers = run_operation(call.forward, call, named)
         return buffers["output"], buffers["lse"]
 
     query, key, value, semantics = _first_order_only((query, key, value, semantics))
@@ -127,7 +133,8 @@ def _backward(
 
     def kernels(call: KernelCall, *operands: jax.Array) -> _Arrays:
         named = dict(zip(call.backward.operands, operands, strict=True))
-        buffers = call_operation(call.backward, call, named)
+        run_operation = emulate_operation if route.emulated else call_operation
+        buffers = run_operation(call.backward, call, named)
         return buffers["d_query"], buffers["d_key"], buffers["d_value"]
 
     operands, semantics = _first_order_only(((query, key, value, *results, *cotangents), semantics))
@@ -154,7 +161,7 @@ def _on_route(
     if route.kernels is None:
         return plain(*operands)
     run_kernels = partial(kernels, route.kernels)
-    if route.cuda_only:
+    if route.cuda_only or route.emulated:
         return batch_as_leading_dimension(run_kernels)(*operands)
 
     def per_platform(*operands: jax.Array) -> _Arrays:

@@ -37,11 +37,13 @@ class Route:
     Attributes:
         kernels: what to call when lowered for CUDA; None for plain JAX there, too.
         cuda_only: refuse to be lowered for any other platform.
+        emulated: run the kernels on the emulator, on every platform.
         query_offset: the static offset, for plain JAX.
     """
 
     kernels: KernelCall | None = None
     cuda_only: bool = False
+    emulated: bool = False
     query_offset: int = 0
 
 
@@ -74,24 +76,25 @@ class Decision:
     unavailable: bool = False
 
 
+_EMULATED_TARGET = Target(arch=Arch.SM90A, description="an emulated sm_90a device")
+
+
 def choose(call: Call) -> Route:
     """Returns the route of a call.
 
     Raises:
       NotImplementedError: `implementation` names one that cannot run the call; all reasons given.
-      RuntimeError: `implementation` is "cuda" and the kernels are not installed.
+      RuntimeError: `implementation` is "cuda" or "emulate" and the kernels are not installed.
     """
     decision = decide(call)
-    if call.implementation == "cuda" and decision.reasons:
+    if call.implementation in ("cuda", "emulate") and decision.reasons:
+        named = f'implementation="{call.implementation}"'
         reasons = "; ".join(decision.reasons)
         others = 'implementation=None (kernels where they apply, else plain JAX) or "xla"'
         if decision.unavailable:
-            raise RuntimeError(
-                f'implementation="cuda" is not available: {reasons} Or pass {others}.'
-            )
+            raise RuntimeError(f"{named} is not available: {reasons} Or pass {others}.")
         raise NotImplementedError(
-            f'implementation="cuda" cannot run this call: {reasons}. Change what is named here, or '
-            f"pass {others}."
+            f"{named} cannot run this call: {reasons}. Change what is named here, or pass {others}."
         )
     return decision.route
 
@@ -101,22 +104,15 @@ def decide(call: Call) -> Decision:
 
     A call without any query, key, head or batch element has nothing for a kernel to do; plain JAX
     gives its result on every implementation.
-
-    Raises:
-      NotImplementedError: `implementation` is "emulate".
     """
     problem = problem_of(call)
     plain = Route(cuda_only=call.implementation == "cuda", query_offset=call.query_offset)
-    if call.implementation == "emulate":
-        raise NotImplementedError(
-            'implementation="emulate" (kernels on an emulated GPU) does not exist yet. Use "xla" '
-            'on a machine without a GPU, or "cuda" on one with a GPU.'
-        )
     if call.implementation == "xla":
         return Decision(route=plain, problem=problem)
     if error := registration.REGISTRATION.error:
         return Decision(route=plain, problem=problem, reasons=(error,), unavailable=True)
-    target = find_target()
+    emulated = call.implementation == "emulate"
+    target = _EMULATED_TARGET if emulated else find_target()
     if target.arch is None or target.error:
         return Decision(route=plain, target=target, problem=problem, reasons=(target.error,))
     reasons = _reasons_unsupported(call, problem, target.arch)
@@ -125,9 +121,14 @@ def decide(call: Call) -> Decision:
     kernels = _kernel_call(call, problem, target.arch)
     if missing := _missing_kernels(kernels):
         return Decision(route=plain, target=target, problem=problem, reasons=missing)
+    if emulated and (missing := _missing_ptx(kernels)):
+        return Decision(
+            route=plain, target=target, problem=problem, reasons=missing, unavailable=True
+        )
     if _is_empty(call):
         return Decision(route=plain, target=target, problem=problem)
-    return Decision(route=replace(plain, kernels=kernels), target=target, problem=problem)
+    route = replace(plain, kernels=kernels, emulated=emulated)
+    return Decision(route=route, target=target, problem=problem)
 
 
 def problem_of(call: Call) -> AttentionProblem:
@@ -257,4 +258,16 @@ def _missing_kernels(kernels: KernelCall) -> tuple[str, ...]:
     return (
         f"kernels {', '.join(missing)} are not among the cubins in "
         f"{registration.REGISTRATION.directory} (build them with `python -m jax_flash.aot build`)",
+    )
+
+
+def _missing_ptx(kernels: KernelCall) -> tuple[str, ...]:
+    directory = registration.REGISTRATION.directory
+    names = [kernel.name for kernel in (*kernels.forward.kernels, *kernels.backward.kernels)]
+    missing = [name for name in names if not (directory / f"{name}.ptx").is_file()]
+    if not missing:
+        return ()
+    return (
+        f"the emulator runs PTX, and there is none of {', '.join(missing)} in {directory}; in a "
+        "source tree, `python -m jax_flash.aot build` makes it.",
     )

@@ -39,8 +39,10 @@ class Explanation:
     Attributes:
         implementation: what runs on the default backend of this process: `on_cuda` or `elsewhere`.
         on_cuda: what runs when lowered for CUDA: "cuda" (kernels), "xla" (plain JAX in linear
-            memory), or "error" if the named implementation cannot run the call.
-        elsewhere: "xla", or "error" for implementation="cuda", which needs a CUDA device.
+            memory), "emulate" (kernels on the emulator), or "error" if the named implementation
+            cannot run the call.
+        elsewhere: "xla" or "emulate", or "error" for implementation="cuda", which needs a CUDA
+            device, and where "emulate" cannot run the call.
         requested: the `implementation` argument.
         target: the architecture and where it was learned from; empty if not looked for.
         reasons_against_cuda: why no kernel runs the call; empty if kernels do.
@@ -66,7 +68,12 @@ class Explanation:
 
     def __str__(self) -> str:
         """Several lines, for people."""
-        words = {"cuda": "cuda (kernels)", "xla": "xla (plain JAX)", "error": "an error"}
+        words = {
+            "cuda": "cuda (kernels)",
+            "xla": "xla (plain JAX)",
+            "emulate": "emulate (kernels on the emulator)",
+            "error": "an error",
+        }
         lines = [
             f"attention(implementation={self.requested!r}):",
             f"  on CUDA: {words[self.on_cuda]}{f'; {self.target}' if self.target else ''}",
@@ -94,6 +101,10 @@ def explanation_of(call: Call, decision: Decision) -> Explanation:
     on_cuda = "xla" if kernels is None else "cuda"
     if route.cuda_only and decision.reasons:
         on_cuda = "error"
+    if route.emulated:
+        on_cuda = elsewhere = "emulate"
+    elif call.implementation == "emulate" and decision.reasons:
+        on_cuda = elsewhere = "error"
     shapes = {name: tuple(getattr(call, name).shape) for name in ("query", "key", "value")}
     return Explanation(
         implementation=on_cuda if default_backend_is_cuda() else elsewhere,

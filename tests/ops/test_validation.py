@@ -293,11 +293,6 @@ BAD = {
         ValueError,
         ["implementation is", "None (choose)", "Leave it None"],
     ),
-    "emulation": (
-        {"implementation": "emulate"},
-        NotImplementedError,
-        ['implementation="emulate"', "does not exist yet", 'Use "xla"'],
-    ),
 }
 
 
