@@ -88,7 +88,7 @@ PRESETS = {
         key_heads=1,
         head_dim=64,
         batch=16,
-        steps=500,
+        steps=400,
         learning_rate=4e-3,
     ),
     "h200": Preset(
