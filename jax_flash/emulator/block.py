@@ -1,7 +1,7 @@
 """Thread blocks and clusters: shared memory, barriers, and what they own."""
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -77,6 +77,7 @@ class Block:
         self.running = count
         self.warpgroups = [Warpgroup(self, i) for i in range(-(-count // 4))]
         self.bulk_groups = BulkGroups()
+        self.thread_copies: dict[int, Any] = {}
         self.tensor_memory = TensorMemory(self)
         self.free_registers = machine.free_registers
         self.thread_registers = dict.fromkeys(range(count), machine.registers)

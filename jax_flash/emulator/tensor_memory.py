@@ -29,9 +29,16 @@ _MINIMUM = 32
 class TensorQueue:
     """Asynchronous tensor-core operations of one warp."""
 
-    items: deque[Callable[[], None]] = field(default_factory=deque)
+    items: deque[tuple[Callable[[], None], bool]] = field(default_factory=deque)
+    """What to execute, and whether it only reports completion (a commit)."""
     commits: int = 0
     """Number of commits so far; operations belong to the next one."""
+
+    def execute_next(self) -> None:
+        """Executes the oldest operation, if there is one."""
+        if self.items:
+            execute, _ = self.items.popleft()
+            execute()
 
 
 class TensorMemory:
@@ -150,10 +157,13 @@ class TensorMemory:
                 f"block {self.block.index} ends without releasing tensor memory: columns "
                 f"{self.allocations}"
             )
-        if any(queue.items for queue in self._queues.values()):
-            raise TensorMemoryFault(
-                f"block {self.block.index} ends while tensor-core operations are in flight"
-            )
+        for queue in self._queues.values():
+            if not all(is_commit for _, is_commit in queue.items):
+                raise TensorMemoryFault(
+                    f"block {self.block.index} ends while tensor-core operations are in flight"
+                )
+            while queue.items:  # commits that nobody waits for
+                queue.execute_next()
 
 
 def split_address(address: int) -> tuple[int, int]:

@@ -24,8 +24,13 @@ from jax_flash.spec.variant import KernelRole
 from .kernel_runs import Arrays, Problem, run_with_statistics
 from .mutation import Mutant, mutants_of
 
-# The tiles of every pipeline are used again, and three key tiles add to each query tile.
-PROBLEM = Problem(query_length=384, key_length=520, deterministic=True)
+# The stages of every pipeline are used again, and three key tiles add to each query tile.
+PROBLEMS = {
+    KernelRole.FORWARD: Problem(query_length=400, key_length=650),
+    KernelRole.BACKWARD: Problem(
+        query_length=330, key_length=300, head_dim=128, deterministic=True
+    ),
+}
 SCHEDULES = [
     Schedule(order="random", landing="lazy", seed=1),
     Schedule(order="random", landing="random", seed=2),
@@ -53,13 +58,14 @@ SILENT = {
 
 def operation_and_arrays(role: KernelRole, directory: Path) -> tuple[Operation, Arrays]:
     """Returns what runs a kernel, and its inputs."""
-    inputs = PROBLEM.inputs()
+    problem = PROBLEMS[role]
+    inputs = problem.inputs()
     if role is KernelRole.FORWARD:
-        return PROBLEM.forward(), inputs
+        return problem.forward(), inputs
     forward, _ = run_with_statistics(
-        PROBLEM, PROBLEM.forward(), inputs, directory, Options(schedule=SCHEDULES[-1])
+        problem, problem.forward(), inputs, directory, Options(schedule=SCHEDULES[-1])
     )
-    return PROBLEM.backward(), inputs | {"output": forward["output"], "lse": forward["lse"]}
+    return problem.backward(), inputs | {"output": forward["output"], "lse": forward["lse"]}
 
 
 def copied_kernels(operation: Operation, source: Path, target: Path) -> None:
@@ -80,8 +86,9 @@ def unreported(role: KernelRole, source: Path, directory: Path, every: int) -> I
     original = path.read_text()
 
     def run(schedule: Schedule) -> Arrays:
-        options = Options(schedule=replace(schedule))
-        return run_with_statistics(PROBLEM, operation, arrays, directory, options)[0]
+        # One multiprocessor: a block works through several tiles, where kernels can.
+        options = Options(schedule=replace(schedule), multiprocessors=1)
+        return run_with_statistics(PROBLEMS[role], operation, arrays, directory, options)[0]
 
     expected = run(SCHEDULES[-1])
     for number, mutant in enumerate(mutants_of(original)):

@@ -12,9 +12,11 @@ from jax_flash.emulator.instructions import (
     logic,
     matrix_move,
     mbarriers,
+    mma_sync,
     moves,
     tcgen05_memory,
     tcgen05_mma,
+    thread_copy,
     warp_level,
     wgmma,
 )
@@ -31,9 +33,11 @@ __all__ = [
     "logic",
     "matrix_move",
     "mbarriers",
+    "mma_sync",
     "moves",
     "tcgen05_memory",
     "tcgen05_mma",
+    "thread_copy",
     "warp_level",
     "wgmma",
 ]

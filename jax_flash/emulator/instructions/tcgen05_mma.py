@@ -233,18 +233,14 @@ def start(warp: Any, issue: Issue) -> None:
     push(warp, lambda: _execute(issue, a, b, places), "tcgen05.mma")
 
 
-def push(warp: Any, item: Any, what: str) -> None:
+def push(warp: Any, execute: Any, what: str, *, is_commit: bool = False) -> None:
     """Queues an operation; it executes after the earlier ones, when the schedule says."""
     from jax_flash.emulator.machine import AsyncOperation
 
     queue = warp.block.tensor_memory.queue(warp)
-    queue.items.append(item)
-
-    def land() -> None:
-        queue.items.popleft()()
-
+    queue.items.append((execute, is_commit))
     text = f"{what} (or an earlier one) issued by {warp.name}, line {warp.line}"
-    warp.machine.pending.append(AsyncOperation(land, text, warp.block))
+    warp.machine.pending.append(AsyncOperation(queue.execute_next, text, None))
 
 
 def _execute(
@@ -314,6 +310,6 @@ def commit(context: Context) -> Run:
             for barrier in barriers:
                 barrier.arrive(1, known.copy() if known is not None else None)
 
-        push(warp, arrive, "tcgen05.commit")
+        push(warp, arrive, "tcgen05.commit", is_commit=True)
 
     return run

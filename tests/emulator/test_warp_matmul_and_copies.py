@@ -1,0 +1,111 @@
+"""`mma.sync` and `cp.async` against the PTX ISA's fragments and completion rules."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from jax_flash.emulator.errors import DataRace, ProgramFault, UninitialisedRead
+from jax_flash.emulator.schedule import Schedule
+
+from .snippet import run_snippet
+
+BF16 = ml_dtypes.bfloat16
+LANE = np.arange(32)
+SCHEDULES = [
+    Schedule(order="round_robin", landing="eager"),
+    Schedule(order="random", landing="random", seed=5),
+    Schedule(order="starve", landing="lazy", starved=0),
+]
+
+
+def test_mma_m16n8k16():
+    """Figures "MMA .m16n8k16 fragment layout" of A, B and C, element by element."""
+    rng = np.random.default_rng(2)
+    a, b = (rng.integers(-9, 9, shape).astype(np.float32) for shape in ((16, 16), (16, 8)))
+    c = rng.integers(-9, 9, (16, 8)).astype(np.float32)
+    inputs = {}
+    group, place = LANE // 4, LANE % 4
+    for register in range(4):
+        row = group + 8 * (register % 2)
+        pairs = [a[row, 2 * place + half + 8 * (register // 2)] for half in (0, 1)]
+        inputs[f"a{register}"] = np.stack(pairs, axis=1).astype(BF16).view(np.uint32)[:, 0]
+        inputs[f"c{register}"] = c[group + 8 * (register // 2), 2 * place + register % 2]
+    for register in range(2):
+        pairs = [b[2 * place + half + 8 * register, group] for half in (0, 1)]
+        inputs[f"b{register}"] = np.stack(pairs, axis=1).astype(BF16).view(np.uint32)[:, 0]
+    out = run_snippet(
+        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%d0, %d1, %d2, %d3},"
+        " {%a0, %a1, %a2, %a3}, {%b0, %b1}, {%c0, %c1, %c2, %c3};".replace("%d", "%o"),
+        inputs=inputs,
+        outputs={f"o{register}": np.float32 for register in range(4)},
+    ).outputs
+    want = a @ b + c
+    for register in range(4):
+        expected = want[group + 8 * (register // 2), 2 * place + register % 2]
+        assert (out[f"o{register}"] == expected).all()
+
+
+START = """
+    mul.wide.u32 %d1, %thread, 16;
+    add.s64 %d1, %d1, %g;
+    shl.b32 %r1, %thread, 4;
+    add.s32 %r1, %r1, %shared;
+    xor.b32 %r2, %r1, 512;
+    cp.async.cg.shared.global [%r1], [%d1], 16;
+    cp.async.commit_group;
+"""
+DONE = "cp.async.wait_group 0; bar.sync 0;"
+READ = "ld.shared.v4.b32 {%a, %b, %c, %e}, [%r2];"
+DATA = np.arange(256, dtype=np.uint32)
+
+
+def run(body: str, schedule: Schedule):
+    return run_snippet(
+        body,
+        outputs=dict.fromkeys("abce", np.uint32),
+        buffers={"g": DATA},
+        threads=64,
+        shared_bytes=2048,
+        schedule=schedule,
+    ).outputs
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_thread_copies_arrive_when_waited_for(schedule):
+    out = run(START + DONE + READ, schedule)
+    for index, name in enumerate("abce"):
+        assert out[name].tolist() == [4 * (t ^ 32) + index for t in range(64)]
+    for weaker in ("bar.sync 0;", "cp.async.wait_group 0;", "cp.async.wait_group 1; bar.sync 0;"):
+        with pytest.raises((DataRace, UninitialisedRead, ProgramFault)):
+            run(START + weaker + READ, schedule)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_thread_copies_fill_with_zeros(schedule):
+    body = START.replace("[%d1], 16;", "[%d1], 16, %r3;")
+    body = "and.b32 %r3, %thread, 1; shl.b32 %r3, %r3, 3;" + body + DONE + READ
+    out = run(body, schedule)
+    for t in range(64):
+        first = 4 * (t ^ 32) if t % 2 else 0
+        assert [out[n][t] for n in "abce"] == ([first, first + 1, 0, 0] if t % 2 else [0] * 4)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_thread_copies_arrive_on_an_mbarrier(schedule):
+    body = """
+    setp.eq.b32 %p1, %thread, 0;
+    add.s32 %r8, %shared, 1024;
+    @%p1 mbarrier.init.shared.b64 [%r8], 64;
+    bar.sync 0;
+"""
+    wait = """
+    cp.async.mbarrier.arrive.noinc.shared.b64 [%r8];
+AGAIN:
+    mbarrier.try_wait.parity.shared.b64 %p2, [%r8], 0;
+    @!%p2 bra AGAIN;
+"""
+    copy = START.replace("cp.async.commit_group;", "")
+    out = run(body + copy + wait + READ, schedule)
+    assert out["a"].tolist() == [4 * (t ^ 32) for t in range(64)]
