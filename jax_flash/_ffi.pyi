@@ -48,8 +48,8 @@ def add_kernel(
       arguments: kernel parameters in order.
       grid: the number of blocks is the product over (value_name, divisor) of ceil(value / divisor),
         rounded up to a multiple of the cluster's size.
-      resident_up_to: in calls whose `query_length` is at most this, the grid has no more blocks than
-        the device has multiprocessors (whole clusters, and at least one); 0 for no call.
+      resident_up_to: in calls whose `query_length` is at most this, the grid has no more blocks
+        than the device has multiprocessors (whole clusters, and at least one); 0 for no call.
 
     Raises:
       ValueError: a field is malformed, or `name` is in the table with different content.

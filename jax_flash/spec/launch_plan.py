@@ -14,11 +14,11 @@ from jax_flash.spec.variant import DType, KernelRole, KernelVariant
 ROW_KERNEL_THREADS = 256
 """Threads of a row-statistics or finish-dQ block; a block owns one query tile of one head."""
 
-# Resident blocks overlap loading a tile with finishing the one before. On one H200 (2026-11-29,
-# bf16, D=128, full) that gave 550 instead of 488 TFLOP/s at T=1024, 626 instead of 619 at T=8192.
-# Causal tiles differ in length, and sharing them out in advance leaves some blocks up to 47% more
-# work: 429 instead of 352 at T=1024, but 379 instead of 489 at T=2048, where the order in which the
-# hardware starts blocks wins.
+# Resident blocks overlap loading a tile with finishing the one before. On one H200 (bf16, D=128,
+# full) that gave 550 instead of 488 TFLOP/s at T=1024, 626 instead of 619 at T=8192. Causal tiles
+# differ in length, and sharing them out in advance leaves some blocks up to 47% more work: 429
+# instead of 352 at T=1024, but 379 instead of 489 at T=2048, where the order in which the hardware
+# starts blocks wins (benchmarks/results/2026-11-29_nvidia-h200_variants.csv, run 2).
 _ANY_LENGTH = 2**31 - 1
 _CAUSAL_RESIDENT_UP_TO = 1024
 

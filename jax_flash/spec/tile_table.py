@@ -3,7 +3,8 @@
 from jax_flash.spec.arch import Arch
 from jax_flash.spec.tile import BackwardTile, ForwardTile
 
-# Interleaved timings on one H200 (driver 580.159, 2026-11-29, bf16, T=8192), TFLOP/s full / causal.
+# Interleaved timings on one H200 (driver 580.159, bf16, T=8192), TFLOP/s full / causal; all in
+# benchmarks/results/2026-11-29_nvidia-h200_variants.csv.
 # D=64: 192 queries in three warpgroups 522 / 487; 128 queries in two 416 / 411.
 # D=128: 128 keys a tile 624 / 587; 160 keys 607 / 573; 176 keys do not fit in 240 registers.
 FORWARD_TILES: dict[tuple[Arch, int], ForwardTile] = {

@@ -11,6 +11,16 @@ from numpy.typing import ArrayLike
 # differ by chance (order of sums, approximations of exp).
 DEFAULT_FLOOR = 16 * float(np.finfo(np.float32).eps)
 
+MAX_NORM_ALLOWANCE = 5 / 3
+"""How much larger the factor is for the largest error than for the root mean square.
+
+The largest of thousands of roundings is luck: an entry that both algorithms compute to well within
+a rounding step of each other can fall on either side of the point between two numbers. Equally good
+computations differ by up to 1.7 in it while their mean square errors agree within 1% (seen between
+kernels and the ideal on an H200 and on the emulator, 2026-11-29). With the default factor of 1.2 it
+may be twice the ideal's, as in FlashAttention's own tests.
+"""
+
 
 def assert_close_to_oracle(
     actual: Mapping[str, ArrayLike],
@@ -22,8 +32,9 @@ def assert_close_to_oracle(
 ) -> None:
     """Asserts that results err at most `factor` times as much as the ideal algorithm's.
 
-    For each array, the error to the oracle in the maximum norm and in the root mean square must be
-    at most factor * (the ideal's error in that norm) + floor * (the oracle's largest magnitude).
+    For each array, the root mean square of the errors to the oracle must be at most
+    factor * (the ideal's) + floor * (the oracle's largest magnitude); so must the largest error,
+    with the factor multiplied by MAX_NORM_ALLOWANCE.
     Where the oracle is infinite (log-sum-exp of an empty row), the result must be the same.
 
     Args:
@@ -76,9 +87,10 @@ def _compare(
     slack = floor * float(finite.max(initial=0))
     report = []
     failed = False
-    for norm, of in (("max", np.max), ("rms", lambda x: np.sqrt(np.mean(np.square(x))))):
+    norms = {"max": (np.max, MAX_NORM_ALLOWANCE), "rms": (_root_mean_square, 1.0)}
+    for norm, (of, allowance) in norms.items():
         size, ideal_size = float(of(error)), float(of(ideal_error))
-        limit = factor * ideal_size + slack
+        limit = allowance * factor * ideal_size + slack
         failed |= not size <= limit
         ratio = size / ideal_size if ideal_size else np.inf if size else 1.0
         report.append(
@@ -93,6 +105,10 @@ def _compare(
         f"actual {actual[worst]:.9g}, oracle {oracle[worst]:.9g}, ideal {ideal[worst]:.9g}; "
         f"{np.isnan(actual).sum()} NaN"
     )
+
+
+def _root_mean_square(values: np.ndarray) -> np.floating:
+    return np.sqrt(np.mean(np.square(values)))
 
 
 def _error(values: np.ndarray, oracle: np.ndarray) -> np.ndarray:
