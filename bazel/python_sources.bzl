@@ -14,6 +14,7 @@ PYTHON_SOURCES = [
     "jax_flash/emulator/__main__.py",
     "jax_flash/emulator/access.py",
     "jax_flash/emulator/address_space.py",
+    "jax_flash/emulator/async_operation.py",
     "jax_flash/emulator/barrier_state.py",
     "jax_flash/emulator/block.py",
     "jax_flash/emulator/bulk_engine.py",

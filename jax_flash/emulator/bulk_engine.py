@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import ml_dtypes
 import numpy as np
 
+from jax_flash.emulator.async_operation import AsyncOperation
 from jax_flash.emulator.barrier_state import Mbarrier
 from jax_flash.emulator.bulk_groups import BulkOperation
 from jax_flash.emulator.clocks import BULK_READ
@@ -91,7 +92,7 @@ def _check_barrier(warp: "Warp", block: "Block", address: int) -> Mbarrier:
             )
         words = np.array([offset >> 2])
         seen = warp.clock.known.happens_before
-        block.shadow._check_writes(words, seen, "a bulk copy's use of an mbarrier in")
+        block.shadow.check_writes(words, seen, "a bulk copy's use of an mbarrier in")
     return barrier
 
 
@@ -111,8 +112,6 @@ def _finish(targets: list[Target], size: int, count: int) -> None:
 
 
 def _pend(warp: "Warp", land: Callable[[], None], what: str) -> None:
-    from jax_flash.emulator.machine import AsyncOperation
-
     text = f"{what} started by {warp.name}, line {warp.line}"
     warp.machine.pending.append(AsyncOperation(land, text, warp.block))
 
@@ -241,8 +240,6 @@ def _start_store(
     text = f"{what} started by {warp.name}, line {warp.line}"
 
     def land_read() -> None:
-        from jax_flash.emulator.machine import AsyncOperation
-
         data = read()
         operation.read_done = True
         machine.statistics.traffic["shared read by bulk copies"] += size

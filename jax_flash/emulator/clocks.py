@@ -173,7 +173,8 @@ class Shadow:
                 self.read_times = np.concatenate([self.read_times, np.zeros_like(self.read_times)])
         return slot
 
-    def _check_writes(self, words: np.ndarray | slice, seen: np.ndarray, access: str) -> None:
+    def check_writes(self, words: np.ndarray | slice, seen: np.ndarray, access: str) -> None:
+        """Checks that an access described by ``access`` comes after the writes of words."""
         writers = self.writer[words]
         late = self.write_time[words] > seen[writers]
         if late.any():
@@ -209,7 +210,7 @@ class Shadow:
         """
         seen = self._seen(clock, agent)
         name = self.domain.name(agent)
-        self._check_writes(words, seen, f"read by {name} of")
+        self.check_writes(words, seen, f"read by {name} of")
         slot = self._slot(agent)
         self.read_times[slot][words] = time
 
@@ -219,7 +220,7 @@ class Shadow:
         """Checks and records a write; arguments as of :meth:`read`, and the PTX line."""
         seen = self._seen(clock, agent)
         name = self.domain.name(agent)
-        self._check_writes(words, seen, f"write by {name} to")
+        self.check_writes(words, seen, f"write by {name} to")
         if self.readers:
             # A write after a read needs no proxy fence: nothing has to become visible.
             before = clock.known.happens_before[self.readers][:, None]

@@ -1,11 +1,11 @@
 """Runs a grid: residency of clusters, scheduling of warps, landing of asynchronous operations."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import product
 
 import numpy as np
 
+from jax_flash.emulator.async_operation import AsyncOperation
 from jax_flash.emulator.block import Block, Cluster
 from jax_flash.emulator.clocks import ClockDomain
 from jax_flash.emulator.errors import BarrierFault, Deadlock, ProgramFault
@@ -45,16 +45,6 @@ class Launch:
     """Clusters that run at the same time; the others start, in order, when one ends."""
     instruction_limit: int = 1 << 28
     """Most warp instructions of the run: past it, a loop is taken to be endless."""
-
-
-@dataclass(slots=True, eq=False)
-class AsyncOperation:
-    """Something that happens at a moment of the machine's choosing."""
-
-    land: Callable[[], None]
-    text: str
-    block: Block | None
-    """Block whose shared memory it uses."""
 
 
 @dataclass(slots=True, eq=False)

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import jax_flash.emulator.instructions  # noqa: F401  (registers the builders)
+from jax_flash.emulator import instructions
 from jax_flash.emulator.errors import PtxError
 from jax_flash.emulator.ptx_types import ptx_type
 from jax_flash.emulator.registers import RegisterTable
@@ -132,7 +132,7 @@ def _decode_statement(statement: Statement, entry: Entry, table: RegisterTable) 
             kind, target = BRANCH, _branch_target(statement, entry)
         elif builder is None:
             raise PtxError(
-                f"instruction {statement.opcode} is not implemented; "
+                f"instruction {statement.opcode} is not implemented in {instructions.__name__}; "
                 f'read the section on {words[0]} in the PTX ISA, "Instruction Set"'
             )
         else:

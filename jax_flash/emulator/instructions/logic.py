@@ -11,7 +11,7 @@ from jax_flash.emulator.errors import PtxError
 from jax_flash.emulator.instructions.elementwise import run_function, run_ufunc
 from jax_flash.emulator.ptx_types import PtxType, ptx_type
 from jax_flash.emulator.registry import Context, Run, instruction
-from jax_flash.emulator.syntax import Pair
+from jax_flash.emulator.syntax import Immediate, Pair
 
 _CATEGORY = "logic"
 
@@ -74,8 +74,6 @@ def lop3(context: Context) -> Run:
     kind = context.take_type()
     context.expect(5)
     table = context.operands[4]
-    from jax_flash.emulator.syntax import Immediate
-
     if not isinstance(table, Immediate):
         raise PtxError("lop3 needs a constant table")
     bits = table.value
@@ -176,17 +174,22 @@ _ORDERED = {
 _UNORDERED = {"equ": "eq", "neu": "ne", "ltu": "lt", "leu": "le", "gtu": "gt", "geu": "ge"}
 
 
+def _either_is_nan(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    return np.isnan(a) | np.isnan(b)
+
+
 def comparison(name: str, kind: PtxType) -> Any:
     """Returns the function of two rows that a comparison operator names."""
-    if name in ("num", "nan"):
-        either_nan = lambda a, b: np.isnan(a) | np.isnan(b)  # noqa: E731
-        return either_nan if name == "nan" else lambda a, b: ~either_nan(a, b)
+    if name == "nan":
+        return _either_is_nan
+    if name == "num":
+        return lambda a, b: ~_either_is_nan(a, b)
     if name in _UNORDERED:
         ordered = _ORDERED[_UNORDERED[name]]
-        return lambda a, b: ordered(a, b) | np.isnan(a) | np.isnan(b)
+        return lambda a, b: ordered(a, b) | _either_is_nan(a, b)
     ordered = _ORDERED[name]
     if kind.kind == "f" and name == "ne":
-        return lambda a, b: ordered(a, b) & ~(np.isnan(a) | np.isnan(b))
+        return lambda a, b: ordered(a, b) & ~_either_is_nan(a, b)
     return ordered
 
 

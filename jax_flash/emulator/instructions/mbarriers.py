@@ -39,7 +39,7 @@ def find_mbarriers(
     block.shared.check(offsets, _BYTES, what)
     if block.shadow is not None and warp.clock is not None and ordered:
         seen = warp.clock.known.happens_before
-        block.shadow._check_writes(offsets >> 2, seen, f"use by {warp.name} of an mbarrier in")
+        block.shadow.check_writes(offsets >> 2, seen, f"use by {warp.name} of an mbarrier in")
     return [block.mbarrier(int(offset)) for offset in offsets]
 
 

@@ -10,6 +10,7 @@ import ml_dtypes
 import numpy as np
 
 from jax_flash.emulator import access
+from jax_flash.emulator.async_operation import AsyncOperation
 from jax_flash.emulator.clocks import TENSOR
 from jax_flash.emulator.errors import BarrierFault, ConvergenceFault, OutOfBounds, PtxError
 from jax_flash.emulator.instructions.load_store import memory_address
@@ -235,8 +236,6 @@ def start(warp: Any, issue: Issue) -> None:
 
 def push(warp: Any, execute: Any, what: str, *, is_commit: bool = False) -> None:
     """Queues an operation; it executes after the earlier ones, when the schedule says."""
-    from jax_flash.emulator.machine import AsyncOperation
-
     queue = warp.block.tensor_memory.queue(warp)
     queue.items.append((execute, is_commit))
     text = f"{what} (or an earlier one) issued by {warp.name}, line {warp.line}"

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from jax_flash.emulator import access
+from jax_flash.emulator.async_operation import AsyncOperation
 from jax_flash.emulator.clocks import CP_ASYNC
 from jax_flash.emulator.errors import PtxError
 from jax_flash.emulator.instructions.load_store import memory_address
@@ -73,8 +74,6 @@ def copy(context: Context) -> Run:
 def _start(
     warp: Any, targets: np.ndarray, sources: np.ndarray, sizes: np.ndarray, width: int
 ) -> None:
-    from jax_flash.emulator.machine import AsyncOperation
-
     block, offsets = warp.block.locate_shared(targets, "cp.async")
     block.shared.check(offsets, width, "cp.async")
     copies = _copies(warp)
@@ -188,8 +187,6 @@ def arrive(context: Context) -> Run:
 
 def _after(warp: Any, earlier: list[list[bool]], land: Callable[[], None]) -> None:
     """Lands once other copies have; until then it goes back to the end of what is pending."""
-    from jax_flash.emulator.machine import AsyncOperation
-
     text = f"cp.async.mbarrier.arrive by {warp.name}, line {warp.line}"
 
     def attempt() -> None:
