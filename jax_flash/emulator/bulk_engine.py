@@ -266,6 +266,9 @@ def start_tensor_store(
     """Starts a tiled copy or reduction from shared to global memory, ``count`` times the same."""
     offset, size = source & _OFFSET_BITS, tensor_map.box_bytes
     chunks = shared_chunks(offset, tensor_map)
+    if count > 1:
+        note = f"{count} threads of a warp start the same tensor store (line {warp.line})"
+        warp.machine.statistics.notes[note] += 1
     shared, memory = warp.block.shared, warp.machine.memory
 
     def read() -> np.ndarray:

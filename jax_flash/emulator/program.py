@@ -8,7 +8,7 @@ from jax_flash.emulator import instructions
 from jax_flash.emulator.errors import PtxError
 from jax_flash.emulator.ptx_types import ptx_type
 from jax_flash.emulator.registers import RegisterTable
-from jax_flash.emulator.registry import Context, Run, find_builder
+from jax_flash.emulator.registry import Builder, Context, Run, find_builder
 from jax_flash.emulator.syntax import Entry, Module, Statement, Symbol
 
 NORMAL, BRANCH, EXIT = range(3)
@@ -152,14 +152,26 @@ def _decode_statement(statement: Statement, entry: Entry, table: RegisterTable) 
         converges=builder is not None and builder.converges,
         member_mask=context.member_mask,
         checks_registers=builder is None or builder.checks_registers,
-        category="control" if builder is None else builder.category,
+        category=_category(builder, words),
         opcode=statement.opcode,
         line=statement.line,
         text=statement.text,
     )
 
 
-def _build(builder: Any, context: Context) -> Run:
+_FLOATS = {"f16", "f32", "f64", "bf16", "f16x2", "bf16x2", "f32x2"}
+
+
+def _category(builder: Builder | None, words: list[str]) -> str:
+    if builder is None:
+        return "control"
+    # Integer and floating-point arithmetic share names, and so a builder.
+    if builder.category == "integer" and _FLOATS.intersection(words):
+        return "floating point"
+    return builder.category
+
+
+def _build(builder: Builder, context: Context) -> Run:
     try:
         run = builder.build(context)
         context.done()
