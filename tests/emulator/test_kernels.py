@@ -107,6 +107,7 @@ def test_random_shapes(seed: int, kernel_directory: Path):
         query_heads=key_heads * int(rng.integers(1, 4)),
         key_heads=key_heads,
         upper=[None, key_length - query_length][seed // 4 % 2],
+        lower=[None, key_length - query_length - int(rng.integers(1, 300))][rng.integers(2)],
         deterministic=bool(rng.integers(2)),
     )
     schedule = Schedule(order="random", landing=["random", "lazy"][seed % 2], seed=seed)

@@ -109,3 +109,55 @@ AGAIN:
     copy = START.replace("cp.async.commit_group;", "")
     out = run(body + copy + wait + READ, schedule)
     assert out["a"].tolist() == [4 * (t ^ 32) for t in range(64)]
+
+
+EXCHANGE = """
+    mov.u32 %r4, %cluster_ctarank;
+    xor.b32 %r5, %r4, 1;
+    setp.eq.b32 %p1, %thread, 0;
+    add.s32 %r8, %shared, 256;
+    @%p1 mbarrier.init.shared.b64 [%r8], 1;
+    @%p1 mbarrier.arrive.expect_tx.shared.b64 _, [%r8], BYTES;
+    fence.mbarrier_init.release.cluster;
+    barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;
+    shl.b32 %r1, %thread, 3;
+    add.s32 %r1, %r1, %shared;
+    mapa.shared::cluster.u32 %r6, %r1, %r5;
+    mapa.shared::cluster.u32 %r7, %r8, %r5;
+    mad.lo.s32 %r9, %r4, 100, %thread;
+    st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.b32 [%r6], {%r9, %r4}, [%r7];
+    WAIT
+    ld.shared.v2.b32 {%r10, %r11}, [%r1];
+    mad.lo.s32 %r12, %r4, 32, %thread;
+    mul.wide.u32 %d1, %r12, 8;
+    add.s64 %d1, %d1, %g;
+    st.global.v2.b32 [%d1], {%r10, %r11};
+    barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;
+"""
+AWAIT = """
+AGAIN:
+    mbarrier.try_wait.parity.shared.b64 %p2, [%r8], 0;
+    @!%p2 bra AGAIN;
+"""
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_stores_to_another_block_count_on_its_mbarrier(schedule):
+    def run_pair(text: str):
+        return run_snippet(
+            text,
+            buffers={"g": np.zeros(128, np.uint32)},
+            shared_bytes=512,
+            grid=(2, 1, 1),
+            cluster=(2, 1, 1),
+            schedule=schedule,
+        ).buffers["g"]
+
+    got = run_pair(EXCHANGE.replace("BYTES", "256").replace("WAIT", AWAIT)).reshape(2, 32, 2)
+    for rank in range(2):
+        assert got[rank, :, 0].tolist() == [100 * (1 - rank) + t for t in range(32)]
+        assert (got[rank, :, 1] == 1 - rank).all()
+    with pytest.raises((DataRace, UninitialisedRead)):
+        run_pair(EXCHANGE.replace("BYTES", "256").replace("WAIT", ""))
+    with pytest.raises(ProgramFault):
+        run_pair(EXCHANGE.replace("BYTES", "264").replace("WAIT", AWAIT))

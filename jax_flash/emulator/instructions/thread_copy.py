@@ -1,4 +1,4 @@
-"""Copies of single threads that complete later: PTX ISA, "cp.async", "st.async".
+"""Copies and stores of single threads that complete later: PTX ISA, "cp.async", "st.async".
 
 ``cp.async`` lands at a moment of the schedule's choosing, at the latest when its group is waited
 for. The ISA keeps groups for each thread; here the threads of a warp share theirs.
@@ -13,8 +13,8 @@ import numpy as np
 from jax_flash.emulator import access
 from jax_flash.emulator.async_operation import AsyncOperation
 from jax_flash.emulator.clocks import CP_ASYNC
-from jax_flash.emulator.errors import PtxError
-from jax_flash.emulator.instructions.load_store import memory_address
+from jax_flash.emulator.errors import BarrierFault, PtxError
+from jax_flash.emulator.instructions.load_store import memory_address, register_rows
 from jax_flash.emulator.instructions.mbarriers import find_mbarriers
 from jax_flash.emulator.ptx_types import ptx_type
 from jax_flash.emulator.registry import Context, Run, instruction
@@ -196,3 +196,58 @@ def _after(warp: Any, earlier: list[list[bool]], land: Callable[[], None]) -> No
             warp.machine.pending.append(AsyncOperation(attempt, text, warp.block))
 
     warp.machine.pending.append(AsyncOperation(attempt, text, warp.block))
+
+
+@instruction(
+    "st.async",
+    section="Data Movement and Conversion Instructions: st.async",
+    category=_CATEGORY,
+)
+def store(context: Context) -> Run:
+    """``st.async{.weak}.shared::cluster.mbarrier::complete_tx::bytes{.vec}.type [a], b, [mbar]``.
+
+    The bytes land in any block of the cluster, and count on an mbarrier of the same block.
+    """
+    context.flag("weak")
+    context.take("shared::cluster")
+    context.take("mbarrier::complete_tx::bytes")
+    count = int(context.take("v2", "v4", default="v1")[1:])
+    kind = context.take_type()
+    row, offset, view = memory_address(context, context.operands[0], "shared::cluster")
+    sources, _ = register_rows(context, context.operands[1], kind, count, written=False)
+    barrier = memory_address(context, context.operands[2], "shared::cluster")
+    element = kind.bits // 8
+
+    def run(warp: Any, lanes: Any) -> None:
+        addresses = access.lane_addresses(warp, view, row, offset, lanes)
+        signals = access.lane_addresses(warp, barrier[2], barrier[0], barrier[1], lanes)
+        rows = [warp.rows[kind.view][source] for source in sources]
+        values = np.stack([r.copy() if lanes is True else r[lanes] for r in rows])
+        _start_store(warp, addresses, signals, values.view(f"u{element}"))
+
+    return run
+
+
+def _start_store(warp: Any, addresses: np.ndarray, signals: np.ndarray, values: np.ndarray) -> None:
+    block, offsets = warp.block.locate_shared(addresses, "st.async")
+    element, width = values.dtype.itemsize, values.dtype.itemsize * len(values)
+    block.shared.check(offsets, width, "st.async")
+    owner, places = warp.block.locate_shared(signals, "st.async")
+    if owner is not block:
+        raise BarrierFault("st.async: destination and mbarrier belong to different blocks")
+    barriers = [block.mbarrier(int(place)) for place in places]
+    for lane, barrier in enumerate(barriers):
+        where = offsets[lane : lane + 1]
+        words = access.words_of(where, width)
+        block.on_async_write(warp, words, barrier.agent, barrier.phase + 1)
+        block.shared.written[int(where[0]) : int(where[0]) + width] = 0
+        barrier.in_flight += 1
+
+    def land() -> None:
+        block.shared.write(offsets, values, element)
+        for barrier in barriers:
+            barrier.in_flight -= 1
+            barrier.complete(width)
+
+    text = f"st.async started by {warp.name}, line {warp.line}"
+    warp.machine.pending.append(AsyncOperation(land, text, block))
