@@ -16,11 +16,11 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
 from jax_flash.ops.arguments import Call
-from jax_flash.ops.batching import batch_alike, batch_as_leading_dimension
 from jax_flash.ops.dispatch import KernelCall, Route
 from jax_flash.ops.emulation import emulate_operation
 from jax_flash.ops.ffi_calls import call_operation
 from jax_flash.ops.primitives import cuda_only
+from jax_flash.reference.batching import batch_alike, batch_as_leading_dimension
 from jax_flash.reference.chunked import unify_varying_axes
 from jax_flash.reference.chunked_backward import Gradients, Results, chunked_backward
 from jax_flash.reference.chunked_forward import chunked_forward

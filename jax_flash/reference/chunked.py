@@ -28,6 +28,7 @@ import numpy as np
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
+from jax_flash.reference.batching import batch_alike
 from jax_flash.reference.chunked_backward import Gradients, Results, chunked_backward
 from jax_flash.reference.chunked_forward import chunked_forward
 from jax_flash.reference.semantics import Semantics, check_operands
@@ -89,11 +90,11 @@ def unify_varying_axes(tree: Tree) -> Tree:
 
 @jax.custom_vjp
 def _attention(query, key, value, semantics):
-    return chunked_forward(query, key, value, semantics)
+    return batch_alike(*chunked_forward(query, key, value, semantics))
 
 
 def _attention_fwd(query, key, value, semantics):
-    output, lse = chunked_forward(query, key, value, semantics)
+    output, lse = batch_alike(*chunked_forward(query, key, value, semantics))
     # Both names: a policy that saves only one of them would run the forward pass again.
     results = Results(checkpoint_name(output, "flash_out"), checkpoint_name(lse, "flash_lse"))
     return tuple(results), (query, key, value, semantics, results)

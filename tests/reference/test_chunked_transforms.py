@@ -233,3 +233,33 @@ def test_memory_is_linear(differentiate):
     """At T = S = 32768 the logits of one head alone are 4 GiB."""
     assert _peak_temporary_bytes(chunked_attention, differentiate=differentiate) < 64 * 2**20
     assert _peak_temporary_bytes(attention_reference, differentiate=differentiate) > 4 * 2**30
+
+
+@pytest.mark.parametrize("mapped", ["query", "key", "value"])
+def test_shared_operands_get_the_sum_of_their_uses(mapped: str) -> None:
+    """With only value mapped, the log-sum-exp is not: JAX then hands its cotangent to every use."""
+    random = np.random.default_rng(9)
+    shapes = {"query": (5, 2, 8), "key": (7, 2, 8), "value": (7, 2, 8)}
+    operands = {
+        name: jnp.asarray(
+            random.standard_normal((3, *shape) if name == mapped else shape).astype(np.float32)
+        )
+        for name, shape in shapes.items()
+    }
+    axes = {name: 0 if name == mapped else None for name in shapes}
+
+    def loss(implementation: Any, operands: dict[str, jax.Array]) -> jax.Array:
+        def one(operands: dict[str, jax.Array]) -> jax.Array:
+            output, lse = implementation(
+                operands["query"], operands["key"], operands["value"], Semantics(scale=0.3)
+            )
+            return jnp.sum(output) + jnp.sum(jnp.sin(lse))
+
+        return jnp.sum(jax.vmap(one, in_axes=(axes,))(operands))
+
+    got, want = (
+        jax.grad(functools.partial(loss, implementation))(operands)
+        for implementation in (chunked_attention, attention_reference)
+    )
+    for name in shapes:
+        np.testing.assert_allclose(got[name], want[name], atol=2e-5, err_msg=name)

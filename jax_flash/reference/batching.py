@@ -1,4 +1,4 @@
-"""How operations on kernels are batched by `jax.vmap`."""
+"""How attention is batched by `jax.vmap`."""
 
 from __future__ import annotations
 
