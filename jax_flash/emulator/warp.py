@@ -197,8 +197,10 @@ class Warp:
         """Runs one group until it waits, meets another group, splits, ends, or the quantum ends."""
         code, counts, checked, traces = self.code, self.counts, self.checked, self._traces
         predicates, tensor = self.rows["pred"], self.tensor
-        places = {other.pc for other in self.groups if other is not group}
+        places = {other.pc for other in self.groups if other is not group and other.wait is None}
         lanes, pc, executed = group.lanes, group.pc, 0
+        if pc in places:  # after a wait, a group may stand where another one already is
+            return 0
         while executed < quantum:
             instruction = code[pc]
             executed += 1

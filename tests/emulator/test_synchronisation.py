@@ -217,3 +217,20 @@ def test_blocks_of_a_cluster_reach_each_other():
     assert out.buffers["g"].tolist() == [101, 100]
     with pytest.raises((DataRace, UninitialisedRead)):
         run_snippet(CLUSTER.replace("SYNC", ""), buffers=buffers, **launch)
+
+
+def test_groups_that_meet_after_a_wait_are_joined():
+    """Lane 0 waits for another warp while the others already stand at the barrier after it."""
+    body = (
+        INIT.replace("COUNT", "1")
+        + "setp.ge.u32 %p3, %thread, 32; @%p3 bra WRITER;"
+        + "setp.ne.b32 %p4, %thread, 0; @%p4 bra MEET;"
+        + "mbarrier.try_wait.parity.shared.b64 %p2, [%shared], 0; MEET:"
+        + " bar.sync 1, 64; bra END;"
+        + "WRITER: setp.eq.b32 %p5, %lane, 0;"
+        + " @%p5 mbarrier.arrive.shared.b64 _, [%shared]; bar.sync 1, 64; END:"
+    )
+    for seed in range(20):
+        for order in ("starve", "random"):
+            schedule = Schedule(order=order, starved=0, seed=seed)
+            run_snippet(body, threads=64, shared_bytes=64, schedule=schedule)
