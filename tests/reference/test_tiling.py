@@ -52,7 +52,8 @@ def test_no_tile_with_a_pair_is_left_out_and_few_without(name, length_q, length_
     semantics = align_leading_dimensions(RECORDS[name], 1)
     queries, keys = Tiling.of(length_q, 8), Tiling.of(length_k, 8)
     allowed = may_attend(semantics, jnp.arange(length_q), jnp.arange(length_k))
-    allowed = np.broadcast_to(np.asarray(allowed), (3, 1, length_q, length_k)).any(axis=(0, 1))
+    everywhere = np.broadcast_to(np.asarray(allowed), (3, 1, length_q, length_k))
+    allowed = np.asarray(everywhere.any(axis=(0, 1)))
     reach = jax.jit(lambda i: key_tiles_in_reach(semantics, queries, i, keys))
     for i in range(queries.count):
         rows = allowed[np.asarray(queries.positions(i))]
