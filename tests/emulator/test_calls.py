@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import jax
@@ -11,33 +10,19 @@ import numpy as np
 import pytest
 
 import jax_flash
-from jax_flash.aot.build import DEFAULT_DIRECTORY, build, up_to_date
 from jax_flash.ops import registration
 from jax_flash.ops.registration import Registration
-from jax_flash.spec.manifest import ManifestError, read_manifest
-from jax_flash.spec.support import variants_to_build
-
-
-@pytest.fixture(scope="session")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Registration:
-    """The kernels that these tests run, compiled from the current sources unless they are."""
-    variants = [v for v in variants_to_build() if "bf16_d64" in v.name and "band" not in v.name]
-    directory = DEFAULT_DIRECTORY
-    try:
-        entries = read_manifest(directory).by_name()
-    except ManifestError:
-        entries = {}
-    if not all(up_to_date(variant, entries.get(variant.name), directory) for variant in variants):
-        directory = tmp_path_factory.mktemp("kernels")
-        build(variants, directory, jobs=1)
-    return Registration(directory=directory, kernels=read_manifest(directory).by_name())
+from jax_flash.spec.manifest import read_manifest
 
 
 @pytest.fixture
-def emulated(built: Registration, monkeypatch: pytest.MonkeyPatch) -> Iterator[Registration]:
-    """Makes the built kernels those of the installation."""
+def emulated(kernel_directory: Path, monkeypatch: pytest.MonkeyPatch) -> Registration:
+    """Makes the kernels of the current sources those of the installation."""
+    built = Registration(
+        directory=kernel_directory, kernels=read_manifest(kernel_directory).by_name()
+    )
     monkeypatch.setattr(registration, "REGISTRATION", built)
-    yield built
+    return built
 
 
 def _inputs(queries: int = 70, keys: int = 90, heads: int = 2) -> tuple[jax.Array, ...]:
