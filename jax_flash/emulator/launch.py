@@ -37,7 +37,7 @@ from jax_flash.spec.manifest import CubinEntry, read_manifest
 from jax_flash.spec.variant import DType, KernelVariant
 
 ELEMENT_TYPES = {DType.BF16: np.dtype(ml_dtypes.bfloat16), DType.F16: np.dtype(np.float16)}
-_RESULT_TYPES = {"float32": np.dtype(np.float32), "int32": np.dtype(np.int32)}
+_DTYPES = {"float32": np.dtype(np.float32), "int32": np.dtype(np.int32)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -283,15 +283,15 @@ def run_operation(
     directory = directory or default_directory()
     element = ELEMENT_TYPES[operation.kernels[0].dtype]
     call = CallMemory()
-    for name in operation.operands:
-        array = np.asarray(arrays[name])
-        dtype = np.dtype(np.float32) if name in ("lse", "d_lse") else element
-        call.add(name, array.shape, dtype, array)
+    for operand in operation.operands:
+        array = np.asarray(arrays[operand.name])
+        dtype = _DTYPES.get(operand.dtype, element)
+        call.add(operand.name, array.shape, dtype, array)
     values = call_values(call, operation, scale, band)
     leading = call.shapes["query"][:-3]
     for buffer in operation.results:
         shape = (*leading, *(int(values[axis]) for axis in buffer.axes))
-        call.add(buffer.name, shape, _RESULT_TYPES.get(buffer.dtype, element))
+        call.add(buffer.name, shape, _DTYPES.get(buffer.dtype, element))
     statistics = {}
     for variant in operation.kernels:
         kernel = load_kernel(variant, directory)

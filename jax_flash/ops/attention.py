@@ -104,7 +104,7 @@ def _forward(
         return tuple(chunked_forward(query, key, value, _with_static_offset(semantics, route)))
 
     def kernels(call: KernelCall, *operands: jax.Array) -> _Arrays:
-        named = dict(zip(call.forward.operands, operands, strict=True))
+        named = dict(zip(call.forward.operand_names, operands, strict=True))
         run_operation = emulate_operation if route.emulated else call_operation
         buffers = run_operation(call.forward, call, named)
         return buffers["output"], buffers["lse"]
@@ -132,7 +132,7 @@ def _backward(
         )
 
     def kernels(call: KernelCall, *operands: jax.Array) -> _Arrays:
-        named = dict(zip(call.backward.operands, operands, strict=True))
+        named = dict(zip(call.backward.operand_names, operands, strict=True))
         run_operation = emulate_operation if route.emulated else call_operation
         buffers = run_operation(call.backward, call, named)
         return buffers["d_query"], buffers["d_key"], buffers["d_value"]

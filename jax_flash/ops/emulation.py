@@ -29,7 +29,7 @@ def emulate_operation(
     Args:
       operation: the forward or backward operation of `call`.
       call: scalars of the call.
-      operands: arrays by the names in `operation.operands`, with equal leading dimensions.
+      operands: arrays by the names in `operation.operand_names`, with equal leading dimensions.
 
     Returns:
       The result buffers by name, workspaces among them.
@@ -47,7 +47,7 @@ def emulate_operation(
         for buffer in operation.results
     ]
     run = partial(_run, operation, call)
-    arrays = [operands[name] for name in operation.operands]
+    arrays = [operands[name] for name in operation.operand_names]
     results = jax.pure_callback(run, types, *arrays)
     names = [buffer.name for buffer in operation.results]
     return dict(zip(names, results, strict=True))
@@ -74,7 +74,7 @@ def _run(operation: Operation, call: KernelCall, *arrays: Any) -> tuple[np.ndarr
     # Imported where it is used: `import jax_flash` does without the emulator.
     from jax_flash.emulator.launch import run_operation
 
-    operands = dict(zip(operation.operands, map(np.asarray, arrays), strict=True))
+    operands = dict(zip(operation.operand_names, map(np.asarray, arrays), strict=True))
     results, _ = run_operation(
         operation,
         operands,

@@ -34,7 +34,7 @@ def call_operation(
     Args:
       operation: the forward or backward operation of `call`.
       call: scalars of the call.
-      operands: arrays by the names in `operation.operands`, with equal leading dimensions.
+      operands: arrays by the names in `operation.operand_names`, with equal leading dimensions.
 
     Returns:
       The result buffers by name, workspaces among them.
@@ -42,7 +42,7 @@ def call_operation(
     results = jax.ffi.ffi_call(
         operation.target,
         [_result_type(buffer, operation, operands) for buffer in operation.results],
-    )(*(operands[name] for name in operation.operands), **call_attributes(operation, call))
+    )(*(operands[name] for name in operation.operand_names), **call_attributes(operation, call))
     names = (buffer.name for buffer in operation.results)
     return dict(zip(names, results, strict=True))
 
@@ -55,7 +55,7 @@ def call_attributes(operation: Operation, call: KernelCall) -> dict[str, Any]:
     return {
         "version": np.int32(CALL_VERSION),
         "kernels": ",".join(kernel.name for kernel in operation.kernels),
-        "operands": ",".join(operation.operands),
+        "operands": ",".join(operation.operand_names),
         "results": ",".join(buffer.name for buffer in operation.results),
         "scale": np.float32(call.scale),
         "scale_log2": np.float32(call.scale * math.log2(math.e)),

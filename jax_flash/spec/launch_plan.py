@@ -80,7 +80,7 @@ def launch_plan(variant: KernelVariant) -> LaunchPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Buffer:
-    """A named result of an operation; ``axes`` follow the leading batch dimensions."""
+    """A named operand or result of an operation; ``axes`` follow the leading batch dimensions."""
 
     name: str
     dtype: str
@@ -97,11 +97,33 @@ class Operation:
     target: str
     """Versioned name of the FFI target."""
     kernels: tuple[KernelVariant, ...]
-    operands: tuple[str, ...]
+    operands: tuple[Buffer, ...]
     results: tuple[Buffer, ...]
     """What the caller wants first, then workspaces: never assumed to be zero."""
     tile_q: int
     """Queries of a tile, which ``padded_query_length`` and ``query_tiles`` are counted in."""
+
+    @property
+    def operand_names(self) -> tuple[str, ...]:
+        """Names of the operands, in order."""
+        return tuple(operand.name for operand in self.operands)
+
+
+_QUERY_AXES = ("query_length", "query_heads", "head_dim")
+_KEY_AXES = ("key_length", "key_heads", "head_dim")
+_VALUE_AXES = ("key_length", "key_heads", "value_head_dim")
+_OUTPUT_AXES = ("query_length", "query_heads", "value_head_dim")
+_ROW_AXES = ("query_length", "query_heads")
+
+_INPUTS = (
+    Buffer(name="query", dtype="input", axes=_QUERY_AXES),
+    Buffer(name="key", dtype="input", axes=_KEY_AXES),
+    Buffer(name="value", dtype="input", axes=_VALUE_AXES),
+)
+_RESULTS = (
+    Buffer(name="output", dtype="input", axes=_OUTPUT_AXES),
+    Buffer(name="lse", dtype="float32", axes=_ROW_AXES),
+)
 
 
 def forward_operation(arch: Arch, dtype: DType, head_dim: int, band: BandMask) -> Operation:
@@ -109,15 +131,11 @@ def forward_operation(arch: Arch, dtype: DType, head_dim: int, band: BandMask) -
     kernel = KernelVariant(
         role=KernelRole.FORWARD, arch=arch, dtype=dtype, head_dim=head_dim, band=band
     )
-    output_axes = ("query_length", "query_heads", "value_head_dim")
     return Operation(
         target="jax_flash_forward_v1",
         kernels=(kernel,),
-        operands=("query", "key", "value"),
-        results=(
-            Buffer(name="output", dtype="input", axes=output_axes),
-            Buffer(name="lse", dtype="float32", axes=("query_length", "query_heads")),
-        ),
+        operands=_INPUTS,
+        results=_RESULTS,
         tile_q=FORWARD_TILES[arch, head_dim].tile_q,
     )
 
@@ -136,13 +154,16 @@ def backward_operation(
             replace(base, role=KernelRole.BACKWARD, band=band, deterministic=deterministic),
             replace(base, role=KernelRole.FINISH_DQ),
         ),
-        operands=("query", "key", "value", "output", "lse", "d_output", "d_lse"),
+        operands=(
+            *_INPUTS,
+            *_RESULTS,
+            Buffer(name="d_output", dtype="input", axes=_OUTPUT_AXES),
+            Buffer(name="d_lse", dtype="float32", axes=_ROW_AXES),
+        ),
         results=(
-            Buffer(name="d_query", dtype="input", axes=("query_length", "query_heads", "head_dim")),
-            Buffer(name="d_key", dtype="input", axes=("key_length", "key_heads", "head_dim")),
-            Buffer(
-                name="d_value", dtype="input", axes=("key_length", "key_heads", "value_head_dim")
-            ),
+            Buffer(name="d_query", dtype="input", axes=_QUERY_AXES),
+            Buffer(name="d_key", dtype="input", axes=_KEY_AXES),
+            Buffer(name="d_value", dtype="input", axes=_VALUE_AXES),
             Buffer(name="lse_log2", dtype="float32", axes=row_axes),
             Buffer(name="delta", dtype="float32", axes=row_axes),
             Buffer(name="dq_accumulator", dtype="float32", axes=(*row_axes, "head_dim")),

@@ -61,11 +61,11 @@ def test_a_kernel_has_a_block_for_each_tile_it_owns(variant):
 def test_every_buffer_that_a_kernel_takes_is_an_operand_or_result(operation):
     results = {buffer.name: buffer for buffer in operation.results}
     assert len(results) == len(operation.results)
-    assert not results.keys() & set(operation.operands)
+    assert not results.keys() & set(operation.operand_names)
     for kernel in operation.kernels:
         for argument in kernel_arguments(kernel):
             if isinstance(argument, PointerArgument | TensorMapArgument):
-                assert argument.operand in {*operation.operands, *results}
+                assert argument.operand in {*operation.operand_names, *results}
                 if argument.operand in results:
                     dtype = results[argument.operand].dtype
                     names = {"input": kernel.dtype.value, "float32": "f32", "int32": "s32"}
