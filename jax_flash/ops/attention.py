@@ -40,6 +40,31 @@ def attend(call: Call, route: Route) -> Results:
     return _attend(route, *unify_varying_axes(operands))
 
 
+def forward_pass(call: Call, route: Route) -> Results:
+    """Returns the results of `attend`, which may not be differentiated.
+
+    With `backward_pass` it is for those who define a gradient of more than one call.
+    """
+    operands = call.query, call.key, call.value, call.semantics
+    return _forward(*unify_varying_axes(operands), route=route)
+
+
+def backward_pass(call: Call, route: Route, results: Results, cotangents: Results) -> Gradients:
+    """Returns what the keys of one call contribute to the gradients.
+
+    Args:
+        call: its keys and values may be a part of those that the queries attend to.
+        route: where it runs.
+        results: output and log-sum-exp over all keys (and sinks) that the queries attend to.
+        cotangents: of these results.
+
+    Returns:
+        The gradients of query (the part that goes through these keys), key, value and sinks.
+    """
+    operands = call.query, call.key, call.value, call.semantics, results, cotangents
+    return _backward(*unify_varying_axes(operands), route=route)
+
+
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _attend(
     route: Route, query: jax.Array, key: jax.Array, value: jax.Array, semantics: Semantics
