@@ -1,0 +1,281 @@
+#include "ffi/tests/cpu_attention.h"
+
+#include <atomic>
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+namespace jax_flash {
+namespace {
+
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+
+std::atomic<int64_t> forward_calls{0};
+std::atomic<int64_t> backward_calls{0};
+
+float FromBfloat16(uint16_t bits) {
+  const uint32_t wide = uint32_t{bits} << 16;
+  float number;
+  std::memcpy(&number, &wide, sizeof(number));
+  return number;
+}
+
+// Rounds to nearest, ties to even.
+uint16_t ToBfloat16(float number) {
+  uint32_t bits;
+  std::memcpy(&bits, &number, sizeof(bits));
+  if (std::isnan(number)) return 0x7fc0;
+  return static_cast<uint16_t>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+}
+
+int64_t Elements(const Buffer& buffer) {
+  int64_t count = 1;
+  for (const int64_t size : buffer.dimensions) count *= size;
+  return count;
+}
+
+ffi::Error Unsupported(const Buffer& buffer) {
+  return InvalidArgument(Concat(buffer.name, " has an element type that cpu_attention lacks"));
+}
+
+ffi::Error ReadFloats(const Call& call, std::string_view name, std::vector<float>* numbers) {
+  const Buffer* buffer = call.FindBuffer(name);
+  if (buffer == nullptr) return ffi::Error::Success();
+  numbers->resize(Elements(*buffer));
+  for (size_t i = 0; i < numbers->size(); ++i) {
+    if (buffer->type == ffi::DataType::F32) {
+      (*numbers)[i] = static_cast<const float*>(buffer->data)[i];
+    } else if (buffer->type == ffi::DataType::BF16) {
+      (*numbers)[i] = FromBfloat16(static_cast<const uint16_t*>(buffer->data)[i]);
+    } else {
+      return Unsupported(*buffer);
+    }
+  }
+  return ffi::Error::Success();
+}
+
+ffi::Error ReadIntegers(const Call& call, std::string_view name, std::vector<int64_t>* numbers) {
+  const Buffer* buffer = call.FindBuffer(name);
+  if (buffer == nullptr) return ffi::Error::Success();
+  if (buffer->type != ffi::DataType::S32) return Unsupported(*buffer);
+  const auto* data = static_cast<const int32_t*>(buffer->data);
+  numbers->assign(data, data + Elements(*buffer));
+  return ffi::Error::Success();
+}
+
+ffi::Error Write(const Call& call, std::string_view name, const std::vector<float>& numbers) {
+  const Buffer* buffer = call.FindBuffer(name);
+  if (buffer == nullptr || Elements(*buffer) != static_cast<int64_t>(numbers.size())) {
+    return InvalidArgument(Concat("cpu_attention computes ", numbers.size(), " numbers of ", name,
+                                  ", and the call has no such result"));
+  }
+  for (size_t i = 0; i < numbers.size(); ++i) {
+    if (buffer->type == ffi::DataType::F32) {
+      static_cast<float*>(buffer->data)[i] = numbers[i];
+    } else if (buffer->type == ffi::DataType::BF16) {
+      static_cast<uint16_t*>(buffer->data)[i] = ToBfloat16(numbers[i]);
+    } else {
+      return Unsupported(*buffer);
+    }
+  }
+  return ffi::Error::Success();
+}
+
+// NaN in every byte of a workspace: what a caller must not look at.
+void Spoil(const Call& call, std::string_view name) {
+  const Buffer* buffer = call.FindBuffer(name);
+  if (buffer != nullptr) std::memset(buffer->data, 0xff, 4 * Elements(*buffer));
+}
+
+int64_t Integer(const Call& call, std::string_view name) {
+  const Value* value = call.FindValue(name);
+  return value == nullptr ? 0 : std::get<int64_t>(*value);
+}
+
+float Float(const Call& call, std::string_view name) {
+  const Value* value = call.FindValue(name);
+  return value == nullptr ? 0 : std::get<float>(*value);
+}
+
+float Dot(const float* left, const float* right, int64_t count) {
+  float sum = 0;
+  for (int64_t i = 0; i < count; ++i) sum += left[i] * right[i];
+  return sum;
+}
+
+void AddScaled(float* sum, float factor, const float* term, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) sum[i] += factor * term[i];
+}
+
+}  // namespace
+
+ffi::Error CpuAttention::Load(const Call& call, std::string_view kernels) {
+  batch_ = Integer(call, "batch");
+  query_length_ = Integer(call, "query_length");
+  query_heads_ = Integer(call, "query_heads");
+  key_length_ = Integer(call, "key_length");
+  key_heads_ = Integer(call, "key_heads");
+  head_dim_ = Integer(call, "head_dim");
+  value_head_dim_ = Integer(call, "value_head_dim");
+  if (key_heads_ == 0 || query_heads_ % key_heads_ != 0) {
+    return InvalidArgument(Concat(query_heads_, " query heads, ", key_heads_, " key heads"));
+  }
+  scale_ = Float(call, "scale");
+  soft_cap_ = Float(call, "soft_cap");
+  // Which bounds there are is in the kernels' names; see jax_flash/spec/band_mask.py.
+  const auto named = [&](std::string_view word) { return kernels.find(word) != kernels.npos; };
+  has_lower_ = named("_lower") || named("_band");
+  has_upper_ = named("_causal") || named("_band");
+  band_lower_ = Integer(call, "band_lower");
+  band_upper_ = Integer(call, "band_upper");
+  return LoadValues(call);
+}
+
+ffi::Error CpuAttention::LoadValues(const Call& call) {
+  JAX_FLASH_RETURN_IF_ERROR(ReadFloats(call, "query", &query_));
+  JAX_FLASH_RETURN_IF_ERROR(ReadFloats(call, "key", &key_));
+  JAX_FLASH_RETURN_IF_ERROR(ReadFloats(call, "value", &value_));
+  JAX_FLASH_RETURN_IF_ERROR(ReadFloats(call, "sinks", &sinks_));
+  JAX_FLASH_RETURN_IF_ERROR(ReadIntegers(call, "query_offset", &query_offset_));
+  JAX_FLASH_RETURN_IF_ERROR(ReadIntegers(call, "query_lengths", &query_lengths_));
+  JAX_FLASH_RETURN_IF_ERROR(ReadIntegers(call, "key_lengths", &key_lengths_));
+  JAX_FLASH_RETURN_IF_ERROR(ReadIntegers(call, "query_segment_ids", &query_segment_ids_));
+  return ReadIntegers(call, "key_segment_ids", &key_segment_ids_);
+}
+
+bool CpuAttention::IsValidQuery(const Row& row) const {
+  if (!query_lengths_.empty() && row.query >= query_lengths_[row.batch]) return false;
+  return query_segment_ids_.empty() ||
+         query_segment_ids_[row.batch * query_length_ + row.query] >= 0;
+}
+
+bool CpuAttention::MayAttend(const Row& row, int64_t key) const {
+  if (!IsValidQuery(row)) return false;
+  const int64_t offset = query_offset_.empty() ? 0 : query_offset_[row.batch];
+  const int64_t distance = key - row.query - offset;
+  if (has_lower_ && distance < band_lower_) return false;
+  if (has_upper_ && distance > band_upper_) return false;
+  if (!key_lengths_.empty() && key >= key_lengths_[row.batch]) return false;
+  return key_segment_ids_.empty() || key_segment_ids_[row.batch * key_length_ + key] ==
+                                         query_segment_ids_[row.batch * query_length_ + row.query];
+}
+
+int64_t CpuAttention::QueryStart(const Row& row, int64_t width) const {
+  return ((row.batch * query_length_ + row.query) * query_heads_ + row.head) * width;
+}
+
+int64_t CpuAttention::KeyStart(const Row& row, int64_t key, int64_t width) const {
+  const int64_t head = row.head / (query_heads_ / key_heads_);
+  return ((row.batch * key_length_ + key) * key_heads_ + head) * width;
+}
+
+float CpuAttention::Logit(const Row& row, int64_t key) const {
+  const float product = scale_ * Dot(&query_[QueryStart(row, head_dim_)],
+                                     &key_[KeyStart(row, key, head_dim_)], head_dim_);
+  return soft_cap_ > 0 ? soft_cap_ * std::tanh(product / soft_cap_) : product;
+}
+
+template <typename Visit>
+void CpuAttention::ForEachRow(const Visit& visit) const {
+  for (int64_t batch = 0; batch < batch_; ++batch) {
+    for (int64_t head = 0; head < query_heads_; ++head) {
+      for (int64_t query = 0; query < query_length_; ++query) visit(Row{batch, query, head});
+    }
+  }
+}
+
+ffi::Error CpuAttention::Forward(const Call& call) const {
+  std::vector<float> output(batch_ * query_length_ * query_heads_ * value_head_dim_);
+  std::vector<float> lse(batch_ * query_length_ * query_heads_, -kInfinity);
+  std::vector<float> logits(key_length_);
+  ForEachRow([&](const Row& row) {
+    if (!IsValidQuery(row)) return;
+    const bool has_sink = !sinks_.empty();
+    const float sink = has_sink ? sinks_[row.batch * query_heads_ + row.head] : -kInfinity;
+    float maximum = sink;
+    for (int64_t key = 0; key < key_length_; ++key) {
+      logits[key] = MayAttend(row, key) ? Logit(row, key) : -kInfinity;
+      maximum = std::max(maximum, logits[key]);
+    }
+    if (maximum == -kInfinity) return;
+    float sum = std::exp(sink - maximum);
+    for (const float logit : logits) sum += std::exp(logit - maximum);
+    float* const row_output = &output[QueryStart(row, value_head_dim_)];
+    for (int64_t key = 0; key < key_length_; ++key) {
+      // A hidden value may be NaN, and 0 * NaN is NaN.
+      if (logits[key] == -kInfinity) continue;
+      AddScaled(row_output, std::exp(logits[key] - maximum) / sum,
+                &value_[KeyStart(row, key, value_head_dim_)], value_head_dim_);
+    }
+    lse[QueryStart(row, 1)] = maximum + std::log(sum);
+  });
+  JAX_FLASH_RETURN_IF_ERROR(Write(call, "output", output));
+  return Write(call, "lse", lse);
+}
+
+ffi::Error CpuAttention::Backward(const Call& call) const {
+  std::vector<float> output, lse, d_output, d_lse;
+  JAX_FLASH_RETURN_IF_ERROR(ReadFloats(call, "output", &output));
+  JAX_FLASH_RETURN_IF_ERROR(ReadFloats(call, "lse", &lse));
+  JAX_FLASH_RETURN_IF_ERROR(ReadFloats(call, "d_output", &d_output));
+  JAX_FLASH_RETURN_IF_ERROR(ReadFloats(call, "d_lse", &d_lse));
+  std::vector<float> d_query(query_.size()), d_key(key_.size()), d_value(value_.size());
+  ForEachRow([&](const Row& row) {
+    const int64_t scalar = QueryStart(row, 1);
+    if (lse[scalar] == -kInfinity || !IsValidQuery(row)) return;
+    const int64_t wide = QueryStart(row, value_head_dim_);
+    const float delta = Dot(&output[wide], &d_output[wide], value_head_dim_) - d_lse[scalar];
+    for (int64_t key = 0; key < key_length_; ++key) {
+      if (!MayAttend(row, key)) continue;
+      const float logit = Logit(row, key);
+      const float weight = std::exp(logit - lse[scalar]);
+      const int64_t value = KeyStart(row, key, value_head_dim_);
+      float d_logit = weight * (Dot(&d_output[wide], &value_[value], value_head_dim_) - delta);
+      if (soft_cap_ > 0) d_logit *= 1 - (logit / soft_cap_) * (logit / soft_cap_);
+      const int64_t query_start = QueryStart(row, head_dim_);
+      const int64_t key_start = KeyStart(row, key, head_dim_);
+      AddScaled(&d_query[query_start], scale_ * d_logit, &key_[key_start], head_dim_);
+      AddScaled(&d_key[key_start], scale_ * d_logit, &query_[query_start], head_dim_);
+      AddScaled(&d_value[value], weight, &d_output[wide], value_head_dim_);
+    }
+  });
+  JAX_FLASH_RETURN_IF_ERROR(Write(call, "d_query", d_query));
+  JAX_FLASH_RETURN_IF_ERROR(Write(call, "d_key", d_key));
+  return Write(call, "d_value", d_value);
+}
+
+namespace {
+
+ffi::Error Run(ffi::RemainingArgs operands, ffi::RemainingRets results,
+               ffi::Dictionary attributes) {
+  const ffi::ErrorOr<std::string_view> kernels = KernelsOf(attributes);
+  if (kernels.has_error()) return kernels.error();
+  Call call;
+  JAX_FLASH_RETURN_IF_ERROR(call.Parse(operands, results, attributes));
+  CpuAttention attention;
+  JAX_FLASH_RETURN_IF_ERROR(attention.Load(call, *kernels));
+  const bool backward = call.FindBuffer("d_output") != nullptr;
+  ++(backward ? backward_calls : forward_calls);
+  if (!backward) return attention.Forward(call);
+  for (const char* name : {"lse_log2", "delta", "dq_accumulator", "dq_semaphores"}) {
+    Spoil(call, name);
+  }
+  return attention.Backward(call);
+}
+
+}  // namespace
+}  // namespace jax_flash
+
+namespace ffi = ::xla::ffi;
+
+// Visible in the library, whose other symbols are hidden.
+#pragma GCC visibility push(default)
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(JaxFlashCpuAttention, jax_flash::Run,
+                              ffi::Ffi::Bind().RemainingArgs().RemainingRets().Attrs());
+
+extern "C" int64_t JaxFlashCpuAttentionCalls(int32_t backward) {
+  return backward != 0 ? jax_flash::backward_calls : jax_flash::forward_calls;
+}
+
+#pragma GCC visibility pop
