@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from jax_flash.aot.build import DEFAULT_DIRECTORY, build, up_to_date
 from jax_flash.spec.manifest import ManifestError, read_manifest
 from jax_flash.spec.support import variants_to_build
 
@@ -14,6 +13,9 @@ from jax_flash.spec.support import variants_to_build
 @pytest.fixture(scope="session")
 def kernel_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Directory with manifest and PTX of every kernel, up to date with the sources."""
+    # Imported where it is needed: the tests on a GPU run where there is no compiler.
+    from jax_flash.aot.build import DEFAULT_DIRECTORY, build, up_to_date
+
     variants = variants_to_build()
     try:
         entries = read_manifest(DEFAULT_DIRECTORY).by_name()

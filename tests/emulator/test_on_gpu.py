@@ -1,46 +1,179 @@
-"""On a GPU: the kernels give what the emulator says, up to the hardware's freedom."""
+"""On a GPU: each kernel gives what the emulator says, up to the freedom that the ISA leaves.
+
+Both run the same cubin's instructions on the same inputs, one kernel at a time: what a kernel reads
+on the emulator is what the GPU's kernels before it wrote. Row statistics and the last step of dQ
+are IEEE arithmetic in a fixed order, so their bits must agree. Elsewhere hardware may differ: in
+the last bits of `ex2` and `lg2`, in the order and precision of a matmul's sums, and where ptxas
+fuses a multiplication and an addition that PTX leaves unfused (it does in both main kernels).
+
+    JAX_FLASH_REPORT=emulator.csv pytest -m gpu tests/emulator/test_on_gpu.py
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterable
+from dataclasses import replace
+from itertools import product
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import jax_flash
+from jax_flash.emulator.launch import ELEMENT_TYPES, Options
+from jax_flash.emulator.machine import Checks
+from jax_flash.emulator.schedule import Schedule
+from jax_flash.ops import registration
+from jax_flash.ops.dispatch import KernelCall
+from jax_flash.ops.ffi_calls import call_operation
+from jax_flash.spec.launch_plan import Operation
+from jax_flash.spec.variant import DType, KernelRole, KernelVariant
+
+from .comparison import Row, difference, same_bits, write_row
+from .kernel_runs import Arrays, Problem, run_with_statistics
+
+OPTIONS = Options(
+    schedule=Schedule(order="round_robin", landing="eager"), checks=Checks(races=False)
+)
+MASKS = {"full": {}, "causal": {"upper": 16}, "window": {"lower": -70, "upper": 30}}
+
+
+def _problems() -> Iterable[Problem]:
+    """Every dtype, head dimension and mask, in both backward modes, with ragged tails."""
+    for dtype, head_dim, mask, deterministic in product(
+        DType, (64, 128), MASKS.values(), (False, True)
+    ):
+        yield Problem(
+            dtype=dtype,
+            head_dim=head_dim,
+            query_length=200,
+            key_length=216,
+            query_heads=2,
+            key_heads=1 if deterministic else 2,
+            deterministic=deterministic,
+            **mask,
+        )
+
+
+def _name(problem: Problem) -> str:
+    return problem.backward().kernels[1].name.partition("/")[2]
+
+
+def run_on_gpu(problem: Problem, operation: Operation, arrays: Arrays) -> Arrays:
+    """Runs an operation's kernels through the FFI; returns every buffer, workspaces too."""
+    call = KernelCall(
+        forward=problem.forward(),
+        backward=problem.backward(),
+        scale=problem.scale,
+        band=problem.band,
+    )
+    operands = {name: jnp.asarray(arrays[name]) for name in operation.operand_names}
+    results = jax.jit(lambda named: call_operation(operation, call, named))(operands)
+    return {name: np.asarray(result) for name, result in results.items()}
+
+
+def emulate(
+    problem: Problem,
+    operation: Operation,
+    kernels: tuple[KernelVariant, ...],
+    outputs: tuple[str, ...],
+    arrays: Arrays,
+) -> Arrays:
+    """Runs some of an operation's kernels on the emulator; results in `arrays` are operands."""
+    given = tuple(buffer for buffer in operation.results if buffer.name in arrays)
+    made = tuple(buffer for buffer in operation.results if buffer.name in outputs)
+    part = replace(operation, kernels=kernels, operands=(*operation.operands, *given), results=made)
+    directory = registration.REGISTRATION.directory
+    results, _ = run_with_statistics(problem, part, arrays, directory, OPTIONS)
+    return results
+
+
+def _compare(
+    problem: Problem,
+    kernel: KernelVariant,
+    name: str,
+    pair: tuple[np.ndarray, np.ndarray],
+    step_of: np.dtype,
+    row_axes: tuple[int, ...],
+) -> Row:
+    """Compares an output of a kernel on the GPU and on the emulator, and reports it."""
+    gpu, emulated = pair
+    found = difference(gpu, emulated, step_of=step_of, row_axes=row_axes)
+    row = Row(
+        kernel=kernel.name,
+        output=name,
+        queries=problem.query_length,
+        keys=problem.key_length,
+        heads=problem.query_heads,
+        key_heads=problem.key_heads,
+        step=np.dtype(step_of).name,
+        values=gpu.size,
+        equal_bits=round(found.equal_bits, 6),
+        largest=float(f"{found.largest:.4g}"),
+        largest_steps=float(f"{found.largest_steps:.4g}"),
+    )
+    write_row(row)
+    return row
+
+
+FLOAT32 = np.dtype(np.float32)
+LIMITS = {"lse": (0.0, 8.0), "dq_accumulator": (0.0, 4.0)}
+"""Least share of equal bits and most steps, by output; those of the others are below."""
+DEFAULT_LIMITS = (0.8, 2.0)
+
+
+def _check(row: Row) -> None:
+    share, steps = LIMITS.get(row.output, DEFAULT_LIMITS)
+    assert row.equal_bits >= share, row
+    assert row.largest_steps <= steps, row
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("is_causal", [False, True])
-@pytest.mark.parametrize("head_dim", [64, 128])
-def test_gpu_and_emulator_agree(head_dim: int, is_causal: bool):
-    """Differences come from `ex2`'s last bit and the tensor core's order of summation alone."""
-    rng = np.random.default_rng(0)
-    shapes = ((200, 2, head_dim), (200, 1, head_dim), (200, 1, head_dim))
-    inputs = tuple(jnp.asarray(rng.standard_normal(s), jnp.bfloat16) for s in shapes)
+@pytest.mark.parametrize(
+    "problem", [p for p in _problems() if not p.deterministic], ids=lambda p: _name(p)
+)
+def test_forward_agrees(problem: Problem):
+    operation, arrays = problem.forward(), problem.inputs()
+    gpu = run_on_gpu(problem, operation, arrays)
+    names = ("output", "lse")
+    emulated = emulate(problem, operation, operation.kernels, names, arrays)
+    steps = {"output": (ELEMENT_TYPES[problem.dtype], (-1,)), "lse": (FLOAT32, (-2,))}
+    for name in names:
+        pair = (gpu[name], emulated[name])
+        _check(_compare(problem, operation.kernels[0], name, pair, *steps[name]))
 
-    def loss(implementation: str, *operands: jax.Array) -> tuple[jax.Array, Any]:
-        output, lse = jax_flash.attention(
-            *operands,
-            is_causal=is_causal,
-            deterministic_bwd=True,
-            return_residual=True,
-            implementation=implementation,
-        )
-        return output.astype(jnp.float32).sum(), (output, lse)
 
-    def run(implementation: str) -> list[np.ndarray]:
-        gradient = jax.grad(loss, argnums=(1, 2, 3), has_aux=True)
-        gradients, results = jax.jit(gradient, static_argnums=0)(implementation, *inputs)
-        return [np.asarray(array, np.float64) for array in (*results, *gradients)]
+@pytest.mark.gpu
+@pytest.mark.parametrize("problem", list(_problems()), ids=lambda p: _name(p))
+def test_backward_agrees(problem: Problem):
+    """The main kernel's accumulator of dQ is stored tile by tile in an order of its own.
 
-    names = ("output", "lse", "d_query", "d_key", "d_value")
-    for name, gpu, emulated in zip(names, run("cuda"), run("emulate"), strict=True):
-        step = 2.0**-20 if name == "lse" else 2.0**-7
-        equal = float((gpu == emulated).mean())
-        error = np.abs(gpu - emulated).max()
-        print(f"{name}: {equal:.1%} of values have the same bits, largest difference {error:.3g}")
-        assert error <= step * np.abs(emulated).max(), name
-        assert equal > 0.5 or name == "lse", name
+    So its rows are taken to extend over a whole head. That it is right, and that the row statistics
+    zeroed it, shows in what the main kernel adds to it.
+    """
+    arrays = problem.inputs()
+    forward = run_on_gpu(problem, problem.forward(), arrays)
+    arrays |= {name: forward[name] for name in ("output", "lse")}
+    operation = problem.backward()
+    gpu = run_on_gpu(problem, operation, arrays)
+    roles = {kernel.role: kernel for kernel in operation.kernels}
+    statistics = roles[KernelRole.ROW_STATISTICS]
+    backward, finish = roles[KernelRole.BACKWARD], roles[KernelRole.FINISH_DQ]
+    element = ELEMENT_TYPES[problem.dtype]
+
+    workspaces = ("lse_log2", "delta", "dq_accumulator", "dq_semaphores")
+    names = ("d_key", "d_value", *workspaces)
+    emulated = emulate(problem, operation, (statistics, backward), names, arrays)
+    for name in ("lse_log2", "delta"):
+        row = _compare(problem, statistics, name, (gpu[name], emulated[name]), FLOAT32, ())
+        assert row.equal_bits == 1, row
+    for name, row_axes in (("d_key", (-1,)), ("d_value", (-1,)), ("dq_accumulator", (-2, -1))):
+        pair = (gpu[name], emulated[name])
+        _check(_compare(problem, backward, name, pair, element, row_axes))
+
+    accumulated = arrays | {"dq_accumulator": gpu["dq_accumulator"]}
+    finished = emulate(problem, operation, (finish,), ("d_query",), accumulated)["d_query"]
+    row = _compare(problem, finish, "d_query", (gpu["d_query"], finished), element, (-1,))
+    assert row.equal_bits == 1, row
+    # What was compared was no constant.
+    assert not same_bits(gpu["d_query"], np.zeros_like(gpu["d_query"])).all()
