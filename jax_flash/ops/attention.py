@@ -19,7 +19,7 @@ from jax_flash.ops.arguments import Call
 from jax_flash.ops.dispatch import KernelCall, Route
 from jax_flash.ops.emulation import emulate_operation
 from jax_flash.ops.ffi_calls import call_operation
-from jax_flash.ops.primitives import cuda_only
+from jax_flash.ops.primitives import kernels_only
 from jax_flash.reference.batching import batch_alike, batch_as_leading_dimension
 from jax_flash.reference.chunked import unify_varying_axes
 from jax_flash.reference.chunked_backward import Gradients, Results, chunked_backward
@@ -181,7 +181,8 @@ def _on_route(
     """Runs `kernels` or `plain`, whichever the route says for the platform lowered for."""
     if route.cuda_only:
         # One operand carries the refusal; nothing runs without it.
-        (checked,) = batch_as_leading_dimension(lambda array: (cuda_only(array),))(operands[0])
+        check = partial(kernels_only, platforms=route.platforms)
+        (checked,) = batch_as_leading_dimension(lambda array: (check(array),))(operands[0])
         operands = (checked, *operands[1:])
     if route.kernels is None:
         return plain(*operands)
@@ -190,7 +191,8 @@ def _on_route(
         return batch_as_leading_dimension(run_kernels)(*operands)
 
     def per_platform(*operands: jax.Array) -> _Arrays:
-        return jax.lax.platform_dependent(*operands, cuda=run_kernels, default=plain)
+        on_kernels = dict.fromkeys(route.platforms, run_kernels)
+        return jax.lax.platform_dependent(*operands, **on_kernels, default=plain)
 
     return batch_as_leading_dimension(per_platform)(*operands)
 

@@ -36,12 +36,14 @@ class Route:
 
     Attributes:
         kernels: what to call when lowered for CUDA; None for plain JAX there, too.
+        platforms: those that kernels are called on: CUDA, except in tests.
         cuda_only: refuse to be lowered for any other platform.
         emulated: run the kernels on the emulator, on every platform.
         query_offset: the static offset, for plain JAX.
     """
 
     kernels: KernelCall | None = None
+    platforms: tuple[str, ...] = ("cuda",)
     cuda_only: bool = False
     emulated: bool = False
     query_offset: int = 0
@@ -106,7 +108,11 @@ def decide(call: Call) -> Decision:
     gives its result on every implementation.
     """
     problem = problem_of(call)
-    plain = Route(cuda_only=call.implementation == "cuda", query_offset=call.query_offset)
+    plain = Route(
+        platforms=registration.REGISTRATION.platforms,
+        cuda_only=call.implementation == "cuda",
+        query_offset=call.query_offset,
+    )
     if call.implementation == "xla":
         return Decision(route=plain, problem=problem)
     if error := registration.REGISTRATION.error:

@@ -28,11 +28,13 @@ class Registration:
     Attributes:
         directory: where the cubins and their manifest are.
         kernels: manifest entries by kernel name.
+        platforms: those that handlers are registered for. Tests add "cpu".
         error: why no kernel can be called, with the remedy; empty when they can.
     """
 
     directory: Path
     kernels: Mapping[str, CubinEntry] = field(default_factory=dict)
+    platforms: tuple[str, ...] = ("cuda",)
     error: str = ""
 
 
