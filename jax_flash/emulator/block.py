@@ -5,12 +5,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from jax_flash.emulator.address_space import SHARED_BASE
 from jax_flash.emulator.barrier_state import Mbarrier, NamedBarrier
 from jax_flash.emulator.bulk_groups import BulkGroups
 from jax_flash.emulator.clocks import ClockDomain, Shadow, WarpClock
 from jax_flash.emulator.errors import BarrierFault, OutOfBounds
 from jax_flash.emulator.memory import Memory
-from jax_flash.emulator.program import SHARED_BASE, Program
+from jax_flash.emulator.program import Program
 from jax_flash.emulator.tensor_memory import TensorMemory
 from jax_flash.emulator.warp import Warp
 from jax_flash.emulator.warpgroup import Warpgroup

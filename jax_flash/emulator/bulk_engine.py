@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import ml_dtypes
 import numpy as np
 
+from jax_flash.emulator.address_space import SHARED_BASE
 from jax_flash.emulator.async_operation import AsyncOperation
 from jax_flash.emulator.barrier_state import Mbarrier
 from jax_flash.emulator.bulk_groups import BulkOperation
@@ -66,7 +67,7 @@ def _targets(warp: "Warp", where: Destination, size: int, *, pair: bool) -> list
         if rank >= len(blocks) or blocks[rank].running == 0:
             raise OutOfBounds(f"bulk copy to block {rank} of the cluster, which is not running")
         block, offset = blocks[rank], where.address & _OFFSET_BITS
-        if offset < 1024 or offset + size > block.shared.size:
+        if offset < SHARED_BASE or offset + size > block.shared.size:
             raise OutOfBounds(
                 f"bulk copy of {size} bytes to offset {offset} of {block.shared.name}, which ends "
                 f"at {block.shared.size}"
@@ -230,7 +231,7 @@ def _start_store(
 ) -> None:
     """Starts a copy out of shared memory: it reads at one moment, and writes at a later one."""
     block, machine = warp.block, warp.machine
-    if offset < 1024 or offset + size > block.shared.size:
+    if offset < SHARED_BASE or offset + size > block.shared.size:
         raise OutOfBounds(f"{what} from offset {offset} of {block.shared.name}")
     operation = BulkOperation()
     group = block.bulk_groups.add(warp, operation)

@@ -49,8 +49,8 @@ class Memory:
         index = offsets // element
         if count > 1:
             index = index + np.arange(count)[:, None]
-        if self.written_views[element][index].min() < _ALL_WRITTEN[element]:
-            missing = self.written_views[element][index] != _ALL_WRITTEN[element]
+        if self.written_views[element][index].min() < ALL_WRITTEN[element]:
+            missing = self.written_views[element][index] != ALL_WRITTEN[element]
             where = int(np.broadcast_to(index, missing.shape)[missing][0]) * element
             raise UninitialisedRead(f"read of {self.name} at offset {where}, never written")
         return self.views[element][index].reshape(count, -1)
@@ -63,10 +63,11 @@ class Memory:
             self.views[element][index] = values
         else:
             self.views[element][index] = values[0]
-        self.written_views[element][index] = _ALL_WRITTEN[element]
+        self.written_views[element][index] = ALL_WRITTEN[element]
 
 
-_ALL_WRITTEN = {width: int.from_bytes(b"\1" * width, "little") for width in (1, 2, 4, 8)}
+ALL_WRITTEN = {width: int.from_bytes(b"\1" * width, "little") for width in (1, 2, 4, 8)}
+"""What the map of written bytes holds for a written element, by its width."""
 
 _ALLOCATION_BITS = 36
 """Each allocation starts at a multiple of 64 GiB, so that no overrun reaches the next one."""

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from jax_flash.emulator import instructions
+from jax_flash.emulator.address_space import SHARED_BASE
 from jax_flash.emulator.errors import PtxError
 from jax_flash.emulator.ptx_types import ptx_type
 from jax_flash.emulator.registers import RegisterTable
@@ -12,9 +13,6 @@ from jax_flash.emulator.registry import Builder, Context, Run, find_builder
 from jax_flash.emulator.syntax import Entry, Module, Statement, Symbol
 
 NORMAL, BRANCH, EXIT = range(3)
-
-SHARED_BASE = 1024
-"""First offset of a block's shared memory: hardware keeps the first KiB for itself."""
 
 
 @dataclass(slots=True, eq=False)

@@ -145,7 +145,7 @@ def matmul(context: Context) -> Run:
     row, negated = (-1, False) if fixed is not None else context.predicate(flag)
 
     def run(warp: Any, lanes: Any) -> None:
-        lane = _one_lane(lanes)
+        lane = one_lane(lanes, "tcgen05.mma")
         rows, wide = warp.rows["u32"], warp.rows["u64"]
         if any(rows[item][lane] for item in disabled):
             raise PtxError("tcgen05.mma that disables output lanes is not implemented")
@@ -158,16 +158,21 @@ def matmul(context: Context) -> Run:
             a_column=_column(int(rows[a][lane]) + a_offset) if a_in_tensor_memory else 0,
             b_bits=int(wide[b][lane]),
             accumulate=accumulate,
-            blocks=_blocks(warp, pair),
+            blocks=pair_of_blocks(warp) if pair else (warp.block,),
         )
         start(warp, issue)
 
     return run
 
 
-def _one_lane(lanes: Any) -> int:
+def one_lane(lanes: Any, what: str) -> int:
+    """Returns the lane that executes an instruction of one thread.
+
+    Raises:
+      ConvergenceFault: several threads execute it.
+    """
     if lanes is True or int(lanes.sum()) != 1:
-        raise ConvergenceFault("tcgen05.mma and tcgen05.commit must be issued by one thread")
+        raise ConvergenceFault(f"{what} must be issued by one thread")
     return int(np.argmax(lanes))
 
 
@@ -178,9 +183,12 @@ def _column(address: int) -> int:
     return column
 
 
-def _blocks(warp: Any, pair: bool) -> tuple[Any, ...]:
-    if not pair:
-        return (warp.block,)
+def pair_of_blocks(warp: Any) -> tuple[Any, ...]:
+    """Returns the blocks of a ``cta_group::2`` operation, the even one first.
+
+    Raises:
+      BarrierFault: the cluster has no such pair.
+    """
     even = warp.block.rank & ~1
     blocks = warp.block.cluster.blocks[even : even + 2]
     if len(blocks) != 2:
@@ -283,7 +291,7 @@ def commit(context: Context) -> Run:
     mask = context.source(context.operands[1], _U16) if multicast else -1
 
     def run(warp: Any, lanes: Any) -> None:
-        lane = _one_lane(lanes)
+        lane = one_lane(lanes, "tcgen05.commit")
         addresses = access.lane_addresses(warp, view, row, offset, True)[lane : lane + 1]
         if space == "generic" and view == "u64":
             _, addresses = access.resolve_generic(addresses, "tcgen05.commit")

@@ -11,6 +11,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from jax_flash.emulator.address_space import SHARED_BASE
 from jax_flash.emulator.clocks import TENSOR
 from jax_flash.emulator.errors import (
     BarrierFault,
@@ -21,6 +22,7 @@ from jax_flash.emulator.errors import (
 )
 from jax_flash.emulator.fragments import accumulator_to_rows, operand_a_to_rows, rows_to_accumulator
 from jax_flash.emulator.matrix_descriptor import decode_descriptor, operand_offsets
+from jax_flash.emulator.memory import ALL_WRITTEN
 from jax_flash.emulator.ptx_types import ptx_type
 from jax_flash.emulator.registry import Context, Run, instruction
 from jax_flash.emulator.syntax import Immediate, Operand, Vector
@@ -81,18 +83,22 @@ def read_operand(block: Any, operand: SharedOperand, dtype: Any) -> np.ndarray:
     Raises:
       OutOfBounds, UninitialisedRead: it is not all there.
     """
-    size = np.dtype(dtype).itemsize
-    view = block.shared.views[size]
+    bits = read_operand_bits(block, operand, np.dtype(dtype).itemsize)
+    return bits.view(dtype).astype(np.float64)
+
+
+def read_operand_bits(block: Any, operand: SharedOperand, size: int) -> np.ndarray:
+    """Reads an operand of ``size``-byte elements as unsigned integers; errors as above."""
     if (
         int(operand.index.max()) >= block.shared.size // size
-        or int(operand.index.min()) < 1024 // size
+        or int(operand.index.min()) < SHARED_BASE // size
     ):
-        raise OutOfBounds(f"matmul operand reaches outside {block.shared.name}")
-    written = block.shared.written_views[size][operand.index]
-    if not (written == (0x0101 if size == 2 else 1)).all():
-        where = int(operand.index[written != (0x0101 if size == 2 else 1)][0]) * size
-        raise UninitialisedRead(f"matmul reads {block.shared.name} at offset {where}")
-    return view[operand.index].view(dtype).astype(np.float64)
+        raise OutOfBounds(f"tensor-core operand reaches outside {block.shared.name}")
+    missing = block.shared.written_views[size][operand.index] != ALL_WRITTEN[size]
+    if missing.any():
+        where = int(operand.index[missing][0]) * size
+        raise UninitialisedRead(f"tensor core reads {block.shared.name} at offset {where}")
+    return block.shared.views[size][operand.index]
 
 
 @instruction("wgmma.fence", section=f"{_SECTION}: wgmma.fence", category=_CATEGORY, converges=True)
