@@ -78,6 +78,8 @@ class Block:
         self.running = count
         self.warpgroups = [Warpgroup(self, i) for i in range(-(-count // 4))]
         self.bulk_groups = BulkGroups()
+        self.refusal: tuple[int, int] | None = None
+        """Agent and time at which ``clusterlaunchcontrol`` answered that nothing is left."""
         self.thread_copies: dict[int, Any] = {}
         self.tensor_memory = TensorMemory(self)
         self.free_registers = machine.free_registers

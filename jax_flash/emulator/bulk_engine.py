@@ -57,7 +57,15 @@ class Target(NamedTuple):
     barrier: Mbarrier
 
 
-def _targets(warp: "Warp", where: Destination, size: int, *, pair: bool) -> list[Target]:
+def find_targets(
+    warp: "Warp", where: Destination, size: int, *, pair: bool = False
+) -> list[Target]:
+    """Returns the blocks that ``size`` bytes go to, with the mbarriers that count them.
+
+    Raises:
+      OutOfBounds: a block that does not run, or bytes outside its shared memory.
+      BarrierFault: no mbarrier there, or one in another block.
+    """
     blocks = warp.block.cluster.blocks
     ranks = [where.address >> 24]
     if where.blocks is not None:
@@ -97,7 +105,7 @@ def _check_barrier(warp: "Warp", block: "Block", address: int) -> Mbarrier:
     return barrier
 
 
-def _start(warp: "Warp", targets: list[Target], size: int, count: int) -> None:
+def begin_writes(warp: "Warp", targets: list[Target], size: int, count: int) -> None:
     """Marks the destinations of a copy as in flight."""
     for block, offset, barrier in targets:
         words = slice(offset >> 2, offset + size >> 2)
@@ -106,13 +114,15 @@ def _start(warp: "Warp", targets: list[Target], size: int, count: int) -> None:
         barrier.in_flight += count
 
 
-def _finish(targets: list[Target], size: int, count: int) -> None:
+def finish_writes(targets: list[Target], size: int, count: int) -> None:
+    """Counts the bytes of copies that have landed."""
     for _, _, barrier in targets:
         barrier.in_flight -= count
         barrier.complete(size * count)
 
 
-def _pend(warp: "Warp", land: Callable[[], None], what: str) -> None:
+def pend(warp: "Warp", land: Callable[[], None], what: str) -> None:
+    """Leaves it to the schedule when something lands that a warp has started."""
     text = f"{what} started by {warp.name}, line {warp.line}"
     warp.machine.pending.append(AsyncOperation(land, text, warp.block))
 
@@ -134,9 +144,9 @@ def start_tensor_load(
     if len(coordinates) != tensor_map.rank:
         raise OutOfBounds(f"{len(coordinates)} coordinates for a map of rank {tensor_map.rank}")
     size = tensor_map.box_bytes
-    targets = _targets(warp, where, size, pair=pair)
+    targets = find_targets(warp, where, size, pair=pair)
     chunks = [shared_chunks(target.offset, tensor_map) for target in targets]
-    _start(warp, targets, size, count)
+    begin_writes(warp, targets, size, count)
     machine = warp.machine
     fill = 0xFF if tensor_map.fill_nan else 0
 
@@ -148,9 +158,9 @@ def start_tensor_load(
             target.block.shared.written[target.offset : target.offset + size] = 1
         machine.statistics.traffic["global read by bulk copies"] += size * count
         machine.statistics.traffic["shared write by bulk copies"] += size * count * len(targets)
-        _finish(targets, size, count)
+        finish_writes(targets, size, count)
 
-    _pend(warp, land, f"tensor copy of {size} bytes at {coordinates}")
+    pend(warp, land, f"tensor copy of {size} bytes at {coordinates}")
 
 
 def _check_flat(size: int, *addresses: int) -> None:
@@ -179,9 +189,9 @@ def _read_range(memory: Memory, offset: int, size: int) -> np.ndarray:
 def start_flat_load(warp: "Warp", where: Destination, source: int, size: int, count: int) -> None:
     """Starts ``count`` equal copies of contiguous bytes from global to shared memory."""
     _check_flat(size, source, where.address)
-    targets = _targets(warp, where, size, pair=False)
+    targets = find_targets(warp, where, size)
     memory, offset = _global_range(warp, source, size)
-    _start(warp, targets, size, count)
+    begin_writes(warp, targets, size, count)
     machine = warp.machine
 
     def land() -> None:
@@ -191,9 +201,9 @@ def start_flat_load(warp: "Warp", where: Destination, source: int, size: int, co
             block.shared.written[start : start + size] = 1
         machine.statistics.traffic["global read by bulk copies"] += size * count
         machine.statistics.traffic["shared write by bulk copies"] += size * count * len(targets)
-        _finish(targets, size, count)
+        finish_writes(targets, size, count)
 
-    _pend(warp, land, f"bulk copy of {size} bytes")
+    pend(warp, land, f"bulk copy of {size} bytes")
 
 
 def start_shared_copy(warp: "Warp", where: Destination, source: int, size: int, count: int) -> None:
@@ -202,12 +212,12 @@ def start_shared_copy(warp: "Warp", where: Destination, source: int, size: int, 
     The source may be overwritten once the destination's mbarrier has completed its phase.
     """
     _check_flat(size, source, where.address)
-    targets = _targets(warp, where, size, pair=False)
+    targets = find_targets(warp, where, size)
     block, offset = warp.block, source & _OFFSET_BITS
     barrier = targets[0].barrier
     words = slice(offset >> 2, offset + size >> 2)
     block.on_async_read(warp, words, barrier.agent, barrier.phase + 1)
-    _start(warp, targets, size, count)
+    begin_writes(warp, targets, size, count)
     machine = warp.machine
 
     def land() -> None:
@@ -216,9 +226,9 @@ def start_shared_copy(warp: "Warp", where: Destination, source: int, size: int, 
             target.shared.bytes[start : start + size] = data
             target.shared.written[start : start + size] = 1
         machine.statistics.traffic["shared to shared by bulk copies"] += size * count
-        _finish(targets, size, count)
+        finish_writes(targets, size, count)
 
-    _pend(warp, land, f"bulk copy of {size} bytes between blocks")
+    pend(warp, land, f"bulk copy of {size} bytes between blocks")
 
 
 def _start_store(
@@ -253,7 +263,7 @@ def _start_store(
         # From here on the block's shared memory is no longer needed.
         machine.pending.append(AsyncOperation(land_write, text, None))
 
-    _pend(warp, land_read, what)
+    pend(warp, land_read, what)
 
 
 def start_tensor_store(

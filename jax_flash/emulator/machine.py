@@ -61,6 +61,9 @@ class Machine:
     """Counts what other warps can observe; a warp that polls waits for it to change."""
     pending: list[AsyncOperation] = field(default_factory=list)
     clusters: list[Cluster] = field(default_factory=list)
+    """Clusters that run."""
+    waiting: list[tuple[int, int, int]] = field(default_factory=list)
+    """Indices of clusters that have not started, the next one last."""
     parameter_memory: Memory = field(init=False)
 
     def __post_init__(self) -> None:
@@ -128,19 +131,30 @@ class Machine:
           ProgramFault: what the program did wrong, with its location.
         """
         x, y, z = self.clusters_xyz
-        waiting = [(i, j, k) for k, j, i in product(range(z), range(y), range(x))]
-        waiting.reverse()
+        self.waiting = [(i, j, k) for k, j, i in product(range(z), range(y), range(x))]
+        self.waiting.reverse()
         executed = 0
         with np.errstate(all="ignore"):
-            while waiting or self.clusters:
-                while waiting and len(self.clusters) < self.launch.resident_clusters:
-                    self._start(waiting.pop())
+            while self.waiting or self.clusters:
+                while self.waiting and len(self.clusters) < self.launch.resident_clusters:
+                    self._start(self.waiting.pop())
                 executed += self._step()
                 if executed > self.launch.instruction_limit:
                     raise Deadlock(f"{executed} warp instructions and no end:\n    {self._where()}")
             while self.pending:
                 self._land(0)
         return self.statistics
+
+    def cancel_waiting(self) -> tuple[int, int, int] | None:
+        """Takes a cluster out of those that wait to start; returns the index of its first block.
+
+        None when there is none left, or when the schedule has the hardware refuse.
+        """
+        if not self.waiting or self.schedule.refuses_to_cancel():
+            return None
+        index = self.waiting.pop(-1 - self.schedule.pick(len(self.waiting)))
+        x, y, z = (i * c for i, c in zip(index, self.cluster_shape, strict=True))
+        return x, y, z
 
     def _start(self, index: tuple[int, int, int]) -> None:
         cx, cy, cz = self.cluster_shape

@@ -22,6 +22,7 @@ VIEWS: dict[str, np.dtype] = {
     "u64": np.dtype(np.uint64),
     "s64": np.dtype(np.int64),
     "f64": np.dtype(np.float64),
+    "u128": np.dtype("V16"),
 }
 """Numpy dtype of each view of the register files; a register is a row of 32 lanes in each view."""
 
@@ -30,7 +31,7 @@ FILES = {
     "16": ("u16", "s16", "f16", "bf16"),
     "32": ("u32", "s32", "f32"),
     "64": ("u64", "s64", "f64"),
-    "128": (),
+    "128": ("u128",),
 }
 """Register files by width, and the views of each."""
 
@@ -92,5 +93,5 @@ def ptx_type(name: str) -> PtxType:
         bits = 16 if name == "bf16" else 32
         return PtxType(name=name, view="bf16" if bits == 16 else "f32", bits=bits, kind="f")
     bits = int(name[1:])
-    view = ("u" if name[0] == "b" else name[0]) + name[1:]
-    return PtxType(name=name, view=view if bits in (16, 32, 64) else "", bits=bits, kind=name[0])
+    view = ("u" if name[0] == "b" or bits == 128 else name[0]) + name[1:]
+    return PtxType(name=name, view=view if bits >= 16 else "", bits=bits, kind=name[0])

@@ -57,7 +57,7 @@ class Schedule:
         return self.landing == "eager"
 
     def pick(self, count: int) -> int:
-        """Returns which of ``count`` asynchronous operations lands."""
+        """Returns which of ``count`` things happens, the first being the oldest."""
         return 0 if self.landing == "eager" else self._random.randrange(count)
 
     def matmul_is_early(self) -> bool:
@@ -68,4 +68,8 @@ class Schedule:
 
     def try_wait_gives_up(self) -> bool:
         """Whether a potentially blocking wait returns false although it could wait longer."""
+        return self.order != "round_robin" and self._random.random() < 0.1
+
+    def refuses_to_cancel(self) -> bool:
+        """Whether a cluster that could be cancelled is not: the ISA promises no success."""
         return self.order != "round_robin" and self._random.random() < 0.1

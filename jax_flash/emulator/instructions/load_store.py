@@ -38,6 +38,7 @@ _HINTS = (
     "L2::evict_normal",
 )
 _SCOPES = ("cta", "cluster", "gpu", "sys")
+B128 = ptx_type("b128")
 
 
 def take_space(context: Context) -> str:
@@ -104,7 +105,7 @@ def load(context: Context) -> Run:
     count = take_count(context)
     kind = context.take_type()
     if kind.bits == 128:
-        raise PtxError("ld of .b128 registers is not implemented")
+        return _load_wide(context, space)
     targets, file = register_rows(context, context.operands[0], kind, count, written=True)
     row, offset, view = memory_address(context, context.operands[1], space)
     element, target_view = kind.bits // 8, f"u{file}"
@@ -134,6 +135,42 @@ def load(context: Context) -> Run:
     return run
 
 
+def joined(halves: np.ndarray) -> np.ndarray:
+    """Returns 128-bit values ``(lanes,)`` from 64-bit halves ``(2, lanes)``, the low one first."""
+    return np.ascontiguousarray(halves.T).view(B128.dtype)[:, 0]
+
+
+def halves_of(values: np.ndarray) -> np.ndarray:
+    """Returns the 64-bit halves ``(2, lanes)`` of 128-bit values ``(lanes,)``."""
+    return np.ascontiguousarray(values).view(np.uint64).reshape(-1, 2).T
+
+
+def _load_wide(context: Context, space: str) -> Run:
+    """``ld{...}.b128 d, [a]``: one register of 128 bits."""
+    target = context.destination(context.operands[0], B128)
+    row, offset, view = memory_address(context, context.operands[1], space)
+
+    def run(warp: Any, lanes: Any) -> None:
+        addresses = access.lane_addresses(warp, view, row, offset, lanes)
+        values = joined(access.read_lanes(warp, space, addresses, 8, 2))
+        warp.rows["u128"][target][slice(None) if lanes is True else lanes] = values
+
+    return run
+
+
+def _store_wide(context: Context, space: str) -> Run:
+    """``st{...}.b128 [a], b``: one register of 128 bits."""
+    row, offset, view = memory_address(context, context.operands[0], space)
+    source = context.source(context.operands[1], B128)
+
+    def run(warp: Any, lanes: Any) -> None:
+        addresses = access.lane_addresses(warp, view, row, offset, lanes)
+        values = warp.rows["u128"][source][slice(None) if lanes is True else lanes]
+        access.write_lanes(warp, space, addresses, halves_of(values), 8)
+
+    return run
+
+
 @instruction("st", section="Data Movement and Conversion Instructions: st", category=_CATEGORY)
 def store(context: Context) -> Run:
     """``st{.order.scope}{.space}{.vec}.type [a], b``."""
@@ -142,7 +179,7 @@ def store(context: Context) -> Run:
     count = take_count(context)
     kind = context.take_type()
     if kind.bits == 128:
-        raise PtxError("st of .b128 registers is not implemented")
+        return _store_wide(context, space)
     row, offset, view = memory_address(context, context.operands[0], space)
     sources, file = register_rows(context, context.operands[1], kind, count, written=False)
     element, source_view = kind.bits // 8, f"u{file}"

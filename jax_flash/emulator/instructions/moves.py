@@ -36,7 +36,7 @@ def move(context: Context) -> Run:
 
 def _part_type(kind: PtxType, count: int) -> PtxType:
     bits = kind.bits // count
-    if bits not in (16, 32):
+    if bits not in (16, 32, 64):
         raise PtxError(f"packing {count} parts into .{kind.name}")
     return ptx_type(f"b{bits}")
 
