@@ -48,7 +48,7 @@ std::string ValidateArguments(const std::vector<KernelArgument>& arguments) {
   for (const KernelArgument& argument : arguments) {
     if (argument.name.empty()) return "an argument has an empty name";
     const bool is_buffer =
-        argument.kind == ArgumentKind::kTensorMap || argument.kind == ArgumentKind::kPointer;
+        argument.kind != ArgumentKind::kInt32 && argument.kind != ArgumentKind::kFloat32;
     if (is_buffer && argument.dtype == nullptr) {
       return Concat("argument ", argument.name, " has no known dtype; known: ", DtypeNames());
     }
@@ -70,6 +70,7 @@ size_t KernelArgument::bytes() const {
     case ArgumentKind::kTensorMap:
       return sizeof(cuda::TensorMap);
     case ArgumentKind::kPointer:
+    case ArgumentKind::kOptionalPointer:
       return sizeof(void*);
     case ArgumentKind::kInt32:
     case ArgumentKind::kFloat32:

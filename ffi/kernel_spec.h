@@ -19,13 +19,14 @@ namespace jax_flash {
 inline constexpr size_t kMaxArguments = 64;
 inline constexpr size_t kMaxParameterBytes = 4096;
 
-enum class ArgumentKind { kTensorMap, kPointer, kInt32, kFloat32 };
+// kOptionalPointer is null where the call lacks the operand.
+enum class ArgumentKind { kTensorMap, kPointer, kOptionalPointer, kInt32, kFloat32 };
 
 struct KernelArgument {
   ArgumentKind kind;
   // The operand or result of the call, or the value for kInt32 and kFloat32.
   std::string name;
-  // kTensorMap and kPointer only.
+  // Not for kInt32 and kFloat32.
   const Dtype* dtype = nullptr;
   // kTensorMap only: what one TMA copy moves, and how it is spread over shared memory.
   uint32_t box_columns = 0;

@@ -69,6 +69,10 @@ ffi::Error EvaluateGrid(const Call& call, const KernelSpec& kernel, int64_t mult
 ffi::Error PackBuffer(const Call& call, const KernelSpec& kernel, const KernelArgument& argument,
                       void* parameter) {
   const Buffer* buffer = call.FindBuffer(argument.name);
+  if (buffer == nullptr && argument.kind == ArgumentKind::kOptionalPointer) {
+    std::memset(parameter, 0, sizeof(void*));
+    return ffi::Error::Success();
+  }
   if (buffer == nullptr) {
     return InvalidArgument(Concat("the call has no operand or result ", argument.name, "; it has ",
                                   call.BufferNames(), " [kernel ", kernel.name, "]"));
@@ -116,6 +120,7 @@ ffi::Error Pack(const Call& call, const KernelSpec& kernel, const KernelArgument
   switch (argument.kind) {
     case ArgumentKind::kTensorMap:
     case ArgumentKind::kPointer:
+    case ArgumentKind::kOptionalPointer:
       return PackBuffer(call, kernel, argument, parameter);
     case ArgumentKind::kInt32:
       return PackInt32(call, kernel, argument.name, parameter);

@@ -83,15 +83,16 @@ KernelArgument ParseArgument(const std::string& kernel, nb::tuple tuple) {
     argument.box_columns = nb::cast<uint32_t>(tuple[3]);
     argument.box_rows = nb::cast<uint32_t>(tuple[4]);
     argument.swizzle_bytes = nb::cast<uint32_t>(tuple[5]);
-  } else if (kind == "pointer") {
+  } else if (kind == "pointer" || kind == "optional_pointer") {
     require_size(3);
-    argument.kind = ArgumentKind::kPointer;
+    argument.kind =
+        kind == "pointer" ? ArgumentKind::kPointer : ArgumentKind::kOptionalPointer;
     argument.dtype = dtype(tuple[2]);
   } else if (kind == "int32" || kind == "float32") {
     require_size(2);
     argument.kind = kind == "int32" ? ArgumentKind::kInt32 : ArgumentKind::kFloat32;
   } else {
-    RaiseValueError(described + "kind must be tensor_map, pointer, int32 or float32");
+    RaiseValueError(described + "kind must be tensor_map, pointer, optional_pointer, int32 or float32");
   }
   argument.name = nb::cast<std::string>(tuple[1]);
   return argument;

@@ -24,6 +24,7 @@ from jax_flash.emulator.statistics import Statistics
 from jax_flash.emulator.syntax import Module
 from jax_flash.emulator.tensor_map import TensorMap
 from jax_flash.spec.band_mask import Band
+from jax_flash.spec.buffers import Buffer
 from jax_flash.spec.kernel_args import (
     KernelArgument,
     PointerArgument,
@@ -32,7 +33,7 @@ from jax_flash.spec.kernel_args import (
     argument_bytes,
     kernel_arguments,
 )
-from jax_flash.spec.launch_plan import Buffer, Operation
+from jax_flash.spec.launch_plan import Operation
 from jax_flash.spec.manifest import CubinEntry, read_manifest
 from jax_flash.spec.variant import DType, KernelVariant
 
@@ -169,7 +170,11 @@ def pack_parameters(
         if isinstance(argument, TensorMapArgument):
             packed += tensor_map_of(argument, call).encode()
         elif isinstance(argument, PointerArgument):
-            packed += struct.pack("<Q", call.addresses[argument.operand])
+            absent = 0 if argument.optional else None
+            address = call.addresses.get(argument.operand, absent)
+            if address is None:
+                raise PtxError(f"the call has no operand {argument.operand}")
+            packed += struct.pack("<Q", address)
         elif isinstance(argument, ScalarArgument):
             form = "<i" if argument.dtype == "int32" else "<f"
             packed += struct.pack(form, values[argument.name])

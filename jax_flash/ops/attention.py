@@ -6,6 +6,7 @@ gradient traced on a CPU and lowered for CUDA calls the kernels in both directio
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -19,14 +20,18 @@ from jax_flash.ops.arguments import Call
 from jax_flash.ops.dispatch import KernelCall, Route
 from jax_flash.ops.emulation import emulate_operation
 from jax_flash.ops.ffi_calls import call_operation
-from jax_flash.ops.primitives import kernels_only
 from jax_flash.reference.batching import batch_alike, batch_as_leading_dimension
 from jax_flash.reference.chunked import unify_varying_axes
 from jax_flash.reference.chunked_backward import Gradients, Results, chunked_backward
 from jax_flash.reference.chunked_forward import chunked_forward
-from jax_flash.reference.semantics import Semantics
+from jax_flash.reference.semantics import Semantics, align_leading_dimensions
+from jax_flash.spec.buffers import OPTIONAL_OPERANDS
+from jax_flash.spec.launch_plan import Operation
 
 _Arrays = tuple[jax.Array, ...]
+_Named = dict[str, Any]
+
+_OFFSET_LIMIT = 2**29
 
 
 def attend(call: Call, route: Route) -> Results:
@@ -125,17 +130,18 @@ def _refuse_second_order(primals: Any, tangents: Any) -> Any:
 def _forward(
     query: jax.Array, key: jax.Array, value: jax.Array, semantics: Semantics, *, route: Route
 ) -> Results:
-    def plain(query: jax.Array, key: jax.Array, value: jax.Array) -> _Arrays:
-        return tuple(chunked_forward(query, key, value, _with_static_offset(semantics, route)))
-
-    def kernels(call: KernelCall, *operands: jax.Array) -> _Arrays:
-        named = dict(zip(call.forward.operand_names, operands, strict=True))
-        run_operation = emulate_operation if route.emulated else call_operation
-        buffers = run_operation(call.forward, call, named)
-        return buffers["output"], buffers["lse"]
-
     query, key, value, semantics = _first_order_only((query, key, value, semantics))
-    return Results(*batch_alike(*_on_route(route, plain, kernels, query, key, value)))
+    inputs = _Named(query=query, key=key, value=value)
+
+    def plain(named: _Named, semantics: Semantics) -> _Named:
+        results = chunked_forward(named["query"], named["key"], named["value"], semantics)
+        return _Named(zip(("output", "lse"), results, strict=True))
+
+    def kernels(call: KernelCall, named: _Named) -> _Named:
+        return _run(call.forward, call, named, route)
+
+    results = _on_route(route, plain, kernels, inputs, semantics, ("output", "lse"))
+    return Results(*batch_alike(results["output"], results["lse"]))
 
 
 @partial(jax.jit, static_argnames="route", inline=True)
@@ -149,52 +155,120 @@ def _backward(
     *,
     route: Route,
 ) -> Gradients:
-    def plain(*operands: jax.Array) -> Gradients:
-        query, key, value, *rows = operands
-        offset_semantics = _with_static_offset(semantics, route)
-        return chunked_backward(
-            query, key, value, offset_semantics, Results(*rows[:2]), Results(*rows[2:])
-        )
-
-    def kernels(call: KernelCall, *operands: jax.Array) -> _Arrays:
-        named = dict(zip(call.backward.operand_names, operands, strict=True))
-        run_operation = emulate_operation if route.emulated else call_operation
-        buffers = run_operation(call.backward, call, named)
-        return buffers["d_query"], buffers["d_key"], buffers["d_value"]
-
     operands, semantics = _first_order_only(((query, key, value, *results, *cotangents), semantics))
-    if route.kernels is None:
-        return _on_route(route, plain, kernels, *operands)
-    # Calls with bias or sinks have no kernels, so their gradients are no results here.
-    d_query, d_key, d_value = _on_route(
-        route, lambda *operands: tuple(plain(*operands)[:3]), kernels, *operands
+    names = ("query", "key", "value", "output", "lse", "d_output", "d_lse")
+    inputs = _Named(zip(names, operands, strict=True))
+    wanted = ["d_query", "d_key", "d_value"]
+    wanted += [f"d_{name}" for name in ("bias", "sinks") if getattr(semantics, name) is not None]
+
+    def plain(named: _Named, semantics: Semantics) -> _Named:
+        gradients = chunked_backward(
+            named["query"],
+            named["key"],
+            named["value"],
+            semantics,
+            Results(named["output"], named["lse"]),
+            Results(named["d_output"], named["d_lse"]),
+        )
+        return _Named({f"d_{name}": array for name, array in gradients._asdict().items()})
+
+    def kernels(call: KernelCall, named: _Named) -> _Named:
+        buffers = _run(call.backward, call, named, route)
+        if "sinks" in named:
+            buffers["d_sinks"] = _sinks_gradient(named["sinks"], buffers)
+        return buffers
+
+    gradients = _on_route(route, plain, kernels, inputs, semantics, tuple(wanted))
+    d_sinks = gradients.get("d_sinks")
+    if d_sinks is not None and semantics.sinks is not None:
+        # Kernels have one for each batch element.
+        d_sinks = jnp.sum(d_sinks, axis=tuple(range(d_sinks.ndim - semantics.sinks.ndim)))
+        d_sinks = d_sinks.astype(semantics.sinks.dtype)
+    return Gradients(
+        query=gradients["d_query"],
+        key=gradients["d_key"],
+        value=gradients["d_value"],
+        bias=gradients.get("d_bias"),
+        sinks=d_sinks,
     )
-    return Gradients(query=d_query, key=d_key, value=d_value, bias=None, sinks=None)
 
 
 def _on_route(
     route: Route,
-    plain: Callable[..., Any],
-    kernels: Callable[..., _Arrays],
-    *operands: jax.Array,
-) -> Any:
-    """Runs `kernels` or `plain`, whichever the route says for the platform lowered for."""
+    plain: Callable[[_Named, Semantics], _Named],
+    kernels: Callable[[KernelCall, _Named], _Named],
+    inputs: _Named,
+    semantics: Semantics,
+    wanted: tuple[str, ...],
+) -> _Named:
+    """Runs `plain` or `kernels`, whichever the route says for the platform lowered for.
+
+    Args:
+        route: which.
+        plain: takes arrays by name and the semantics.
+        kernels: takes the kernels' part of the route and arrays by name, those of the semantics
+            among them.
+        inputs: arrays by name, with equal leading dimensions.
+        semantics: what the call asks for.
+        wanted: names of the results.
+    """
     if route.cuda_only:
         # One operand carries the refusal; nothing runs without it.
-        check = partial(kernels_only, platforms=route.platforms)
-        (checked,) = batch_as_leading_dimension(lambda array: (check(array),))(operands[0])
-        operands = (checked, *operands[1:])
+        (checked,) = batch_as_leading_dimension(lambda array: (cuda_only(array),))(inputs["query"])
+        inputs = inputs | {"query": checked}
     if route.kernels is None:
-        return plain(*operands)
-    run_kernels = partial(kernels, route.kernels)
-    if route.cuda_only or route.emulated:
-        return batch_as_leading_dimension(run_kernels)(*operands)
+        return plain(inputs, _with_static_offset(semantics, route))
+    named = inputs | _operands_of(semantics, inputs["query"].shape[:-3])
 
-    def per_platform(*operands: jax.Array) -> _Arrays:
-        on_kernels = dict.fromkeys(route.platforms, run_kernels)
-        return jax.lax.platform_dependent(*operands, **on_kernels, default=plain)
+    def run_kernels(*arrays: jax.Array) -> _Arrays:
+        assert route.kernels is not None
+        results = kernels(route.kernels, _Named(zip(named, arrays, strict=True)))
+        return tuple(results[name] for name in wanted)
 
-    return batch_as_leading_dimension(per_platform)(*operands)
+    def run_plain(*arrays: jax.Array) -> _Arrays:
+        of_arrays = _Named(zip(named, arrays, strict=True))
+        others = {name: array for name, array in of_arrays.items() if name not in inputs}
+        results = plain(of_arrays, _with_static_offset(replace(semantics, **others), route))
+        return tuple(results[name] for name in wanted)
+
+    def per_platform(*arrays: jax.Array) -> _Arrays:
+        return jax.lax.platform_dependent(*arrays, cuda=run_kernels, default=run_plain)
+
+    only_kernels = route.cuda_only or route.emulated
+    run = batch_as_leading_dimension(run_kernels if only_kernels else per_platform)
+    return _Named(zip(wanted, run(*named.values()), strict=True))
+
+
+def _run(operation: Operation, call: KernelCall, named: _Named, route: Route) -> _Named:
+    run_operation = emulate_operation if route.emulated else call_operation
+    return run_operation(
+        operation, call, _Named((name, named[name]) for name in operation.operand_names)
+    )
+
+
+def _operands_of(semantics: Semantics, leading: tuple[Any, ...]) -> _Named:
+    """Returns the arrays of the semantics that kernels take, with all leading dimensions."""
+    named = _Named()
+    aligned = align_leading_dimensions(semantics, len(leading))
+    for operand in OPTIONAL_OPERANDS.values():
+        array = getattr(aligned, operand.name)
+        if array is not None:
+            trailing = array.shape[array.ndim - len(operand.axes) :]
+            array = array.astype(operand.dtype)
+            named[operand.name] = jnp.broadcast_to(array, (*leading, *trailing))
+    if "query_offset" in named:
+        # No position is as large, and sums with positions and bounds fit int32.
+        named["query_offset"] = jnp.clip(named["query_offset"], -_OFFSET_LIMIT, _OFFSET_LIMIT)
+    return named
+
+
+def _sinks_gradient(sinks: jax.Array, rows: _Named) -> jax.Array:
+    """Returns the gradient of sinks [..., N], from the row statistics [..., N, padded T].
+
+    A sink is a logit whose value vector is 0: its gradient is -P * delta, with P its weight.
+    """
+    weights = jnp.exp2(sinks[..., None] * math.log2(math.e) - rows["lse_log2"])
+    return -jnp.sum(weights * rows["delta"], axis=-1)
 
 
 def _with_static_offset(semantics: Semantics, route: Route) -> Semantics:

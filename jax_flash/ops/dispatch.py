@@ -247,9 +247,14 @@ def _kernel_call(call: Call, problem: AttentionProblem, arch: Arch) -> KernelCal
     dtype = KERNEL_DTYPES[problem.dtype]
     band = kernel_band(_band(call))
     return KernelCall(
-        forward=forward_operation(arch, dtype, problem.head_dim, band.mask),
+        forward=forward_operation(arch, dtype, problem.head_dim, band.mask, problem.features),
         backward=backward_operation(
-            arch, dtype, problem.head_dim, band.mask, deterministic=problem.deterministic_bwd
+            arch,
+            dtype,
+            problem.head_dim,
+            band.mask,
+            problem.features,
+            deterministic=problem.deterministic_bwd,
         ),
         scale=call.semantics.scale,
         band=band,

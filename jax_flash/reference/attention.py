@@ -84,7 +84,7 @@ def attention_reference(
     shift = jnp.max(logits, axis=-1, keepdims=True, initial=-jnp.inf)
     sinks = None
     if semantics.sinks is not None:
-        sinks = semantics.sinks.astype(precision_dtype)[:, None, None]
+        sinks = semantics.sinks.astype(precision_dtype)[..., None, None]
         shift = jnp.maximum(shift, sinks)
     shift = jax.lax.stop_gradient(jnp.where(shift == -jnp.inf, 0, shift))
     weights = jnp.exp(logits - shift)

@@ -187,7 +187,7 @@ def _read_rows(call: TiledCall, i: Index, results: Results, cotangents: Results)
 def _sinks_gradient(
     call: TiledCall, i: Index, sinks: jax.Array, lse: jax.Array, delta: jax.Array
 ) -> jax.Array:
-    """What query tile i adds to the gradient of the sinks: [K, G, 1]."""
+    """What query tile i adds to the gradient of the sinks, in their shape [..., K, G, 1]."""
     lse = jnp.moveaxis(call.queries.read(lse, i, -3), -3, -1)
     counts = lse != -jnp.inf
     owned = call.queries.owned(i)
@@ -195,7 +195,7 @@ def _sinks_gradient(
         counts = counts & owned
     weights = jnp.exp(sinks - finite_shift(lse))
     terms = jnp.where(counts, -weights * delta, 0)
-    return jnp.sum(terms, axis=(*range(terms.ndim - 3), -1))[..., None]
+    return jnp.sum(terms, axis=(*range(terms.ndim - sinks.ndim), -1))[..., None]
 
 
 def _add_pair(call: TiledCall, i: Index, j: Index, rows: _Rows, sums: _Sums) -> _Sums:

@@ -67,7 +67,7 @@ class Semantics:
         key_segment_ids: int32 [..., S]; negative is padding. Given with query_segment_ids.
         bias: float, broadcastable to [..., N, T, S].
         mask: bool, broadcastable to [..., N, T, S]; True may attend.
-        sinks: float [N]: one more logit of each query head, in the denominator only.
+        sinks: float [N] or [..., N]: one more logit of each query head, in the denominator only.
 
     Raises:
         ValueError: if scale is not finite, a window side is negative, or soft_cap is not > 0.
@@ -263,7 +263,7 @@ def check_operands(
         "key_segment_ids": (*leading, keys),
         "bias": (*leading, heads, queries, keys),
         "mask": (*leading, heads, queries, keys),
-        "sinks": (heads,),
+        "sinks": (*leading, heads),
     }.items():
         array = getattr(semantics, name)
         if array is not None:

@@ -93,11 +93,12 @@ class TiledCall:
 
     @property
     def sinks(self) -> jax.Array | None:
-        """The sinks as [K, G, 1] in `sum_dtype`, or None."""
+        """The sinks as [..., K, G, 1] in `sum_dtype`, or None."""
         sinks = self.semantics.sinks
         if sinks is None:
             return None
-        return sinks.astype(sum_dtype(self.query)).reshape(*self.query.shape[-3:-1], 1)
+        sinks = sinks.astype(sum_dtype(self.query))
+        return sinks.reshape(*sinks.shape[:-1], *self.query.shape[-3:-1], 1)
 
     def key_tiles(self, i: Index) -> tuple[Index, Index]:
         """The range of key tiles that query tile i has to visit."""

@@ -7,6 +7,8 @@ anything here means raising :data:`ABI_VERSION`.
 
 from dataclasses import dataclass
 
+from jax_flash.spec.buffers import OPTIONAL_OPERANDS, SEQUENCE_FEATURES
+from jax_flash.spec.problem import Feature
 from jax_flash.spec.tile import WARPGROUP_ROWS
 from jax_flash.spec.tile_table import BACKWARD_TILES, FORWARD_TILES
 from jax_flash.spec.variant import KernelRole, KernelVariant
@@ -53,10 +55,12 @@ class PointerArgument:
 
     operand: str
     dtype: str
+    optional: bool = False
+    """Whether a call may lack the operand; the address is then 0, and the kernel checks it."""
 
     def as_row(self) -> tuple[str | int, ...]:
         """The manifest's form."""
-        return ("pointer", self.operand, self.dtype)
+        return ("optional_pointer" if self.optional else "pointer", self.operand, self.dtype)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +89,15 @@ _LENGTHS_AND_HEADS = (
 _BAND = (ScalarArgument(name="band_lower"), ScalarArgument(name="band_upper"))
 
 
+def _optional(feature: Feature) -> PointerArgument:
+    operand = OPTIONAL_OPERANDS[feature]
+    dtype = {"int32": "s32", "float32": "f32"}[operand.dtype]
+    return PointerArgument(operand=operand.name, dtype=dtype, optional=True)
+
+
+_SEQUENCES = tuple(_optional(feature) for feature in SEQUENCE_FEATURES)
+
+
 def _map(operand: str, dtype: str, rows: int) -> TensorMapArgument:
     return TensorMapArgument(operand=operand, dtype=dtype, box_columns=BOX_COLUMNS, box_rows=rows)
 
@@ -98,6 +111,8 @@ def _forward_arguments(variant: KernelVariant) -> tuple[KernelArgument, ...]:
         _map("value", dtype, tile.tile_kv),
         _map("output", dtype, WARPGROUP_ROWS),
         PointerArgument(operand="lse", dtype="f32"),
+        _optional(Feature.SINKS),
+        *_SEQUENCES,
         ScalarArgument(name="scale_log2", dtype="float32"),
         *_LENGTHS_AND_HEADS,
         *_BAND,
@@ -135,6 +150,7 @@ def _backward_arguments(variant: KernelVariant) -> tuple[KernelArgument, ...]:
         PointerArgument(operand="delta", dtype="f32"),
         PointerArgument(operand="dq_accumulator", dtype="f32"),
         PointerArgument(operand="dq_semaphores", dtype="s32"),
+        *_SEQUENCES,
         ScalarArgument(name="scale_log2", dtype="float32"),
         ScalarArgument(name="scale", dtype="float32"),
         *_LENGTHS_AND_HEADS,

@@ -8,6 +8,19 @@ from dataclasses import dataclass, replace
 
 from jax_flash.spec.arch import Arch
 from jax_flash.spec.band_mask import BandMask
+from jax_flash.spec.buffers import (
+    INPUTS,
+    KEY_AXES,
+    OPTIONAL_OPERANDS,
+    OUTPUT_AXES,
+    QUERY_AXES,
+    RESULTS,
+    ROW_AXES,
+    SEQUENCE_FEATURES,
+    VALUE_AXES,
+    Buffer,
+)
+from jax_flash.spec.problem import Feature
 from jax_flash.spec.tile_table import BACKWARD_TILES, FORWARD_TILES
 from jax_flash.spec.variant import DType, KernelRole, KernelVariant
 
@@ -79,18 +92,6 @@ def launch_plan(variant: KernelVariant) -> LaunchPlan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Buffer:
-    """A named operand or result of an operation; ``axes`` follow the leading batch dimensions."""
-
-    name: str
-    dtype: str
-    """``input`` (the dtype of query), ``float32`` or ``int32``."""
-    axes: tuple[str, ...]
-    """Axis names: ``query_length``, ``key_length``, ``query_heads``, ``key_heads``, ``head_dim``,
-    ``value_head_dim``, ``padded_query_length``, ``query_tiles``."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Operation:
     """A sequence of kernels that the launcher runs in one call."""
 
@@ -109,42 +110,47 @@ class Operation:
         return tuple(operand.name for operand in self.operands)
 
 
-_QUERY_AXES = ("query_length", "query_heads", "head_dim")
-_KEY_AXES = ("key_length", "key_heads", "head_dim")
-_VALUE_AXES = ("key_length", "key_heads", "value_head_dim")
-_OUTPUT_AXES = ("query_length", "query_heads", "value_head_dim")
-_ROW_AXES = ("query_length", "query_heads")
-
-_INPUTS = (
-    Buffer(name="query", dtype="input", axes=_QUERY_AXES),
-    Buffer(name="key", dtype="input", axes=_KEY_AXES),
-    Buffer(name="value", dtype="input", axes=_VALUE_AXES),
-)
-_RESULTS = (
-    Buffer(name="output", dtype="input", axes=_OUTPUT_AXES),
-    Buffer(name="lse", dtype="float32", axes=_ROW_AXES),
-)
+def _optional_operands(features: frozenset[Feature], used: tuple[Feature, ...]):
+    return tuple(OPTIONAL_OPERANDS[feature] for feature in used if feature in features)
 
 
-def forward_operation(arch: Arch, dtype: DType, head_dim: int, band: BandMask) -> Operation:
-    """Returns the forward operation: output and log-sum-exp."""
+def forward_operation(
+    arch: Arch,
+    dtype: DType,
+    head_dim: int,
+    band: BandMask,
+    features: frozenset[Feature] = frozenset(),
+) -> Operation:
+    """Returns the forward operation, of a call with ``features``: output and log-sum-exp."""
     kernel = KernelVariant(
         role=KernelRole.FORWARD, arch=arch, dtype=dtype, head_dim=head_dim, band=band
     )
     return Operation(
         target="jax_flash_forward_v1",
         kernels=(kernel,),
-        operands=_INPUTS,
-        results=_RESULTS,
+        operands=(
+            *INPUTS,
+            *_optional_operands(features, (Feature.SINKS, *SEQUENCE_FEATURES)),
+        ),
+        results=RESULTS,
         tile_q=FORWARD_TILES[arch, head_dim].tile_q,
     )
 
 
 def backward_operation(
-    arch: Arch, dtype: DType, head_dim: int, band: BandMask, *, deterministic: bool
+    arch: Arch,
+    dtype: DType,
+    head_dim: int,
+    band: BandMask,
+    features: frozenset[Feature] = frozenset(),
+    *,
+    deterministic: bool,
 ) -> Operation:
-    """Returns the backward operation: row statistics, main kernel, finish-dQ."""
+    """Returns the backward operation: row statistics, main kernel, finish-dQ.
 
+    Sinks are no operand: the log-sum-exp accounts for them, and their own gradient is a sum over
+    the row statistics.
+    """
     base = KernelVariant(role=KernelRole.ROW_STATISTICS, arch=arch, dtype=dtype, head_dim=head_dim)
     row_axes = ("query_heads", "padded_query_length")
     return Operation(
@@ -155,15 +161,16 @@ def backward_operation(
             replace(base, role=KernelRole.FINISH_DQ),
         ),
         operands=(
-            *_INPUTS,
-            *_RESULTS,
-            Buffer(name="d_output", dtype="input", axes=_OUTPUT_AXES),
-            Buffer(name="d_lse", dtype="float32", axes=_ROW_AXES),
+            *INPUTS,
+            *RESULTS,
+            Buffer(name="d_output", dtype="input", axes=OUTPUT_AXES),
+            Buffer(name="d_lse", dtype="float32", axes=ROW_AXES),
+            *_optional_operands(features, SEQUENCE_FEATURES),
         ),
         results=(
-            Buffer(name="d_query", dtype="input", axes=_QUERY_AXES),
-            Buffer(name="d_key", dtype="input", axes=_KEY_AXES),
-            Buffer(name="d_value", dtype="input", axes=_VALUE_AXES),
+            Buffer(name="d_query", dtype="input", axes=QUERY_AXES),
+            Buffer(name="d_key", dtype="input", axes=KEY_AXES),
+            Buffer(name="d_value", dtype="input", axes=VALUE_AXES),
             Buffer(name="lse_log2", dtype="float32", axes=row_axes),
             Buffer(name="delta", dtype="float32", axes=row_axes),
             Buffer(name="dq_accumulator", dtype="float32", axes=(*row_axes, "head_dim")),

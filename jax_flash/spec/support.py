@@ -4,6 +4,7 @@ from itertools import product
 
 from jax_flash.spec.arch import Arch
 from jax_flash.spec.band_mask import FULL, BandMask
+from jax_flash.spec.buffers import OPTIONAL_OPERANDS
 from jax_flash.spec.launch_plan import backward_operation, forward_operation
 from jax_flash.spec.problem import AttentionProblem
 from jax_flash.spec.variant import DType, KernelVariant
@@ -48,6 +49,7 @@ def reasons_unsupported(problem: AttentionProblem, arch: Arch) -> tuple[str, ...
     reasons += [
         f"{feature.value} (no kernel implements it yet)"
         for feature in sorted(problem.features, key=lambda feature: feature.value)
+        if feature not in OPTIONAL_OPERANDS
     ]
     for name in ("query_length", "key_length"):
         # A symbolic length cannot be compared with 0; jax.export assumes dimensions of at least 1.

@@ -66,7 +66,7 @@ def test_operand_shapes_are_checked(shapes):
         ("query_lengths", [(2,)], [(5,)]),
         ("key_lengths", [(2,)], [(6,)]),
         ("bias", [(), (6,), (5, 1), (4, 5, 6), (2, 1, 5, 6)], [(6, 5), (2, 5, 6), (1, 2, 4, 5, 6)]),
-        ("sinks", [(4,)], [(1,), (2,), (2, 4)]),
+        ("sinks", [(4,), (2, 4)], [(1,), (2,), (3, 4)]),
     ],
 )
 def test_field_shapes_are_checked(name, fitting, wrong):

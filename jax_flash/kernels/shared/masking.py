@@ -53,7 +53,8 @@ def mask_keys_in_columns(scores: cute.Tensor, position: cutlass.Constexpr, band:
     for row in cutlass.range_constexpr(cute.size(scores, mode=[0])):
         query = position.first_row + position.row_offset(row)
         begin = None
-        end = band.key_length
+        # A query past the end sees no key.
+        end = band.key_length if query < band.query_length else Int32(0)
         if cutlass.const_expr(band.mask.upper):
             end = cutlass.min(end, query + band.upper + 1)
         if cutlass.const_expr(band.mask.lower):
@@ -68,11 +69,11 @@ def mask_keys_in_rows(scores: cute.Tensor, position: cutlass.Constexpr, band: cu
         key = position.first_row + position.row_offset(row)
         columns = cute.size(scores, mode=[1])
         begin = Int32(0)
-        end = None
+        end = band.query_length - position.first_column
         if cutlass.const_expr(band.mask.upper):
             begin = key - band.upper - position.first_column
         if cutlass.const_expr(band.mask.lower):
-            end = key - band.lower + 1 - position.first_column
+            end = cutlass.min(end, key - band.lower + 1 - position.first_column)
         # A key past the end is seen by no query.
         past_last_column = Int32(position.column_offset(columns - 1) + 1)
         begin = past_last_column if key >= band.key_length else begin

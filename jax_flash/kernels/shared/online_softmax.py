@@ -14,7 +14,9 @@ import cutlass.cute as cute
 from cutlass import Float32
 
 LN_2 = 0.6931471805599453
+LOG2_E = 1.4426950408889634
 NEGATIVE_INFINITY = -float("inf")
+NO_SINK = Float32(NEGATIVE_INFINITY)
 
 
 @cute.jit
@@ -77,15 +79,22 @@ def weigh(state: cutlass.Constexpr, scores: cute.Tensor, rescale: cute.Tensor):
 
 
 @cute.jit
-def finish_rows(state: cutlass.Constexpr, rescale: cute.Tensor, lse: cute.Tensor):
+def finish_rows(state: cutlass.Constexpr, sink: Float32, rescale: cute.Tensor, lse: cute.Tensor):
     """Writes each row's final factor ``1 / sum`` and natural log-sum-exp.
 
-    A row that saw no key gets factor 0 (its output is 0) and log-sum-exp -inf.
+    The sum takes in ``exp(sink)``, and nothing for a sink of -inf. A row that saw no key gets factor
+    0 (its output is 0) and the sink as its log-sum-exp.
     """
+    sink_log2 = sink * LOG2_E
     for row in cutlass.range_constexpr(cute.size(lse)):
         total = state.reduce_row(state.total[row], lambda a, b: a + b)
-        offset = finite_maximum(state.maximum[row]) * state.scale_log2
+        maximum = state.maximum[row] * state.scale_log2
+        offset = finite_maximum(cute.arch.fmax(maximum, sink_log2))
+        factor = cute.math.exp2(maximum - offset, fastmath=True)
+        # The compiler may fuse the product above, and the difference is then not exactly 0.
+        factor = Float32(1.0) if sink_log2 <= maximum else factor
+        total = total * factor + cute.math.exp2(sink_log2 - offset, fastmath=True)
         log2_total = cute.math.log2(total, fastmath=True)
         empty = total == 0.0
-        rescale[row] = Float32(0.0) if empty else cute.arch.rcp_approx(total)
+        rescale[row] = Float32(0.0) if empty else cute.arch.rcp_approx(total) * factor
         lse[row] = Float32(NEGATIVE_INFINITY) if empty else (offset + log2_total) * LN_2

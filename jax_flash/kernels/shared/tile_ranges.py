@@ -15,12 +15,14 @@ from jax_flash.spec.band_mask import Band, BandMask, visible_key_tiles, visible_
 
 
 class BandValues(NamedTuple):
-    """A band with run-time values: ``q + lower <= k <= q + upper`` and ``k < key_length``."""
+    """A band over one sequence: ``q + lower <= k <= q + upper``, ``q < query_length`` and
+    ``k < key_length``."""
 
     mask: BandMask
     """Which bounds exist; the others have no meaning."""
     lower: Int32
     upper: Int32
+    query_length: Int32
     key_length: Int32
 
     @property
@@ -52,7 +54,8 @@ def key_tile_range(
         minimum=cutlass.min,
         maximum=cutlass.max,
     )
-    return Int32(begin), Int32(end)
+    begin, end = Int32(begin), Int32(end)
+    return begin, (begin if first_query >= values.query_length else end)
 
 
 @cute.jit
@@ -60,7 +63,6 @@ def query_tile_range(
     values: cutlass.Constexpr,
     first_key: Int32,
     rows: cutlass.Constexpr,
-    query_length: Int32,
     tile_q: cutlass.Constexpr,
 ):
     """Returns ``(begin, end)`` query tiles that may see the key tile ``[first_key, +rows)``."""
@@ -68,12 +70,13 @@ def query_tile_range(
         values.band,
         first_key=first_key,
         last_key=first_key + rows - 1,
-        query_length=query_length,
+        query_length=values.query_length,
         tile_q=tile_q,
         minimum=cutlass.min,
         maximum=cutlass.max,
     )
-    return Int32(begin), Int32(end)
+    begin, end = Int32(begin), Int32(end)
+    return begin, (begin if first_key >= values.key_length else end)
 
 
 @cute.jit
@@ -89,7 +92,7 @@ def hides_part_of(
     Where not, the tile of scores needs no masking.
     """
     last_key = first_key + keys - 1
-    hidden = last_key >= values.key_length
+    hidden = last_key >= values.key_length or first_query + rows > values.query_length
     if cutlass.const_expr(values.mask.upper):
         hidden = hidden or last_key > first_query + values.upper
     if cutlass.const_expr(values.mask.lower):

@@ -26,6 +26,7 @@ from cutlass import Float32, Int32, Int64
 from cutlass.cute.nvgpu import cpasync
 from cutlass.pipeline import PipelineTmaAsync, PipelineUserType, make_pipeline_state
 
+from jax_flash.kernels.shared.sequence import SequenceArrays, SequenceDefaults, band_of_batch
 from jax_flash.kernels.shared.tile_ranges import BandValues, query_tile_range
 from jax_flash.kernels.sm90 import dq_accumulator, pipelines, wgmma
 from jax_flash.kernels.sm90.backward_compute import compute
@@ -72,6 +73,7 @@ class BackwardContext(NamedTuple):
     query_tiles: Int32
     query_heads: Int32
     band: BandValues
+    defaults: SequenceDefaults
     key_tile: Int32
     key_head: Int32
     batch: Int32
@@ -139,6 +141,9 @@ class BackwardKernel:
         delta: cute.Pointer,
         dq_accumulator: cute.Pointer,
         dq_semaphores: cute.Pointer,
+        query_offset: cute.Pointer,
+        query_lengths: cute.Pointer,
+        key_lengths: cute.Pointer,
         scale_log2: Float32,
         scale: Float32,
         query_length: Int32,
@@ -163,6 +168,9 @@ class BackwardKernel:
             delta,
             dq_accumulator,
             dq_semaphores,
+            query_offset,
+            query_lengths,
+            key_lengths,
             scale_log2,
             scale,
             query_length,
@@ -191,6 +199,9 @@ class BackwardKernel:
         delta: cute.Pointer,
         dq_accumulator_pointer: cute.Pointer,
         dq_semaphores: cute.Pointer,
+        query_offset: cute.Pointer,
+        query_lengths: cute.Pointer,
+        key_lengths: cute.Pointer,
         scale_log2: Float32,
         scale: Float32,
         query_length: Int32,
@@ -243,6 +254,9 @@ class BackwardKernel:
         descending = self.variant.deterministic and self.variant.band.upper
         if cutlass.const_expr(descending):
             key_tile = key_tiles - 1 - key_tile
+        defaults = SequenceDefaults(
+            self.variant.band, band_lower, band_upper, query_length, key_length
+        )
         ctx = BackwardContext(
             tile=tile,
             dtype=self.dtype,
@@ -281,7 +295,10 @@ class BackwardKernel:
             scale=scale,
             query_tiles=(query_length + tile.tile_q - 1) // tile.tile_q,
             query_heads=query_heads,
-            band=BandValues(self.variant.band, band_lower, band_upper, key_length),
+            band=band_of_batch(
+                SequenceArrays(query_offset, query_lengths, key_lengths), defaults, batch
+            ),
+            defaults=defaults,
             key_tile=key_tile,
             key_head=head_and_batch - batch * key_heads,
             batch=batch,
@@ -289,9 +306,7 @@ class BackwardKernel:
         )
         pipelines.publish_barriers()
 
-        begin, end = query_tile_range(
-            ctx.band, key_tile * tile.tile_kv, tile.tile_kv, query_length, tile.tile_q
-        )
+        begin, end = query_tile_range(ctx.band, key_tile * tile.tile_kv, tile.tile_kv, tile.tile_q)
         warpgroup_index = warp // 4
         if warpgroup_index == 0:
             cute.arch.setmaxregister_decrease(self.registers.producer)

@@ -6,6 +6,7 @@ from cutlass import Int32
 from cutlass.cute.nvgpu import warpgroup
 
 from jax_flash.kernels.shared.masking import FragmentPosition, mask_keys_in_rows
+from jax_flash.kernels.shared.padding import clear_rows
 from jax_flash.kernels.shared.tile_ranges import hides_part_of
 from jax_flash.kernels.sm90 import dq_accumulator, wgmma
 from jax_flash.kernels.sm90.warp_schedule import WARPGROUP_THREADS, NamedBarrier
@@ -79,6 +80,7 @@ def compute(ctx: cutlass.Constexpr, consumer: Int32, thread: Int32, begin: Int32
     has_previous = Int32(0)
     buffer = Int32(0)
     cute.arch.mbarrier_wait(ctx.key_barriers + consumer, 0)
+    clear_key_padding(ctx, consumer, thread)
 
     for member in cutlass.range(ctx.heads_per_group, unroll=1):
         head = ctx.key_head * ctx.heads_per_group + member
@@ -86,6 +88,7 @@ def compute(ctx: cutlass.Constexpr, consumer: Int32, thread: Int32, begin: Int32
             scores = wgmma.accumulator(ctx.mma_scores, tile_q)
             d_weights = wgmma.accumulator(ctx.mma_scores, tile_q)
             query_pipeline.consumer_wait(query_state)
+            clear_query_padding(ctx, query_state, d_output_state, tile * tile_q, consumer, thread)
             warpgroup.fence()
             wgmma.issue(
                 ctx.mma_scores, scores, keys, queries[None, None, None, query_state.index], True
@@ -179,6 +182,53 @@ def mask_tile(ctx: cutlass.Constexpr, scores: cute.Tensor, first_row: Int32, fir
     """Hides what the band and the key length hide from a tile of transposed scores."""
     position = FragmentPosition(first_row, first_column, wgmma.row_offset, wgmma.column_offset)
     mask_keys_in_rows(scores, position, ctx.band)
+
+
+@cute.jit
+def clear_key_padding(ctx: cutlass.Constexpr, consumer: Int32, thread: Int32):
+    """Zeroes the keys and values past the key length, once: padding may hold NaN."""
+    band = ctx.band
+    first_key = (ctx.key_tile * ctx.num_consumers + consumer) * wgmma.ROWS
+    if band.key_length < cutlass.min(first_key + wgmma.ROWS, ctx.defaults.key_length):
+        for operand in (ctx.key, ctx.value):
+            clear_rows(
+                operand.shared[None, None, consumer],
+                band.key_length - first_key,
+                thread,
+                WARPGROUP_THREADS,
+            )
+        cute.arch.fence_proxy("async.shared", space="cta")
+        cute.arch.barrier(
+            barrier_id=NamedBarrier.CONSUMER_0 + consumer, number_of_threads=WARPGROUP_THREADS
+        )
+
+
+@cute.jit
+def clear_query_padding(
+    ctx: cutlass.Constexpr,
+    query_state: cutlass.Constexpr,
+    d_output_state: cutlass.Constexpr,
+    first_query: Int32,
+    consumer: Int32,
+    thread: Int32,
+):
+    """Zeroes queries and dO past the query length, in the one tile that has any."""
+    band, d_output_pipeline = ctx.band, ctx.d_output_pipeline
+    if band.query_length < cutlass.min(first_query + ctx.query.rows, ctx.defaults.query_length):
+        d_output_pipeline.consumer_wait(d_output_state)
+        threads = ctx.num_consumers * WARPGROUP_THREADS
+        for operand, stage in (
+            (ctx.query, query_state.index),
+            (ctx.d_output, d_output_state.index),
+        ):
+            clear_rows(
+                operand.shared[None, None, stage],
+                band.query_length - first_query,
+                consumer * WARPGROUP_THREADS + thread,
+                threads,
+            )
+        cute.arch.fence_proxy("async.shared", space="cta")
+        cute.arch.barrier(barrier_id=NamedBarrier.CONSUMERS, number_of_threads=threads)
 
 
 @cute.jit

@@ -22,7 +22,7 @@ from cutlass import Float32, Int32
 from cutlass.cute.nvgpu import cpasync
 from cutlass.pipeline import PipelineTmaAsync, PipelineUserType, make_pipeline_state
 
-from jax_flash.kernels.shared.tile_ranges import BandValues
+from jax_flash.kernels.shared.sequence import SequenceArrays, SequenceDefaults, band_of_batch
 from jax_flash.kernels.shared.tile_scheduler import Schedule, make_schedule
 from jax_flash.kernels.sm90 import pipelines, wgmma
 from jax_flash.kernels.sm90.forward_compute import compute
@@ -54,10 +54,15 @@ class ForwardContext(NamedTuple):
     tile_q: int
     tile_kv: int
     scale_log2: Float32
-    query_length: Int32
-    band: BandValues
+    sinks: cute.Pointer
+    sequences: SequenceArrays
+    defaults: SequenceDefaults
     schedule: Schedule
     heads_per_group: Int32
+
+    def band_of(self, batch: Int32):
+        """Returns the mask over the sequences of one batch element."""
+        return band_of_batch(self.sequences, self.defaults, batch)
 
     def producer_state(self):
         """Returns the producer's position at the start of a pipeline."""
@@ -86,6 +91,10 @@ class ForwardKernel:
         value: cute.Pointer,
         output: cute.Pointer,
         lse: cute.Pointer,
+        sinks: cute.Pointer,
+        query_offset: cute.Pointer,
+        query_lengths: cute.Pointer,
+        key_lengths: cute.Pointer,
         scale_log2: Float32,
         query_length: Int32,
         key_length: Int32,
@@ -105,6 +114,10 @@ class ForwardKernel:
             tma_atom(value, load_op, tile.tile_kv, tile.head_dim, key_rows),
             tma_atom(output, store_op, wgmma.ROWS, tile.head_dim, query_rows),
             lse,
+            sinks,
+            query_offset,
+            query_lengths,
+            key_lengths,
             scale_log2,
             query_length,
             key_length,
@@ -128,6 +141,10 @@ class ForwardKernel:
         tma_value: cute.CopyAtom,
         tma_output: cute.CopyAtom,
         lse: cute.Pointer,
+        sinks: cute.Pointer,
+        query_offset: cute.Pointer,
+        query_lengths: cute.Pointer,
+        key_lengths: cute.Pointer,
         scale_log2: Float32,
         query_length: Int32,
         key_length: Int32,
@@ -193,8 +210,11 @@ class ForwardKernel:
             tile_q=tile.tile_q,
             tile_kv=tile.tile_kv,
             scale_log2=scale_log2,
-            query_length=query_length,
-            band=BandValues(self.variant.band, band_lower, band_upper, key_length),
+            sinks=sinks,
+            sequences=SequenceArrays(query_offset, query_lengths, key_lengths),
+            defaults=SequenceDefaults(
+                self.variant.band, band_lower, band_upper, query_length, key_length
+            ),
             schedule=make_schedule(
                 (query_length + tile.tile_q - 1) // tile.tile_q,
                 query_heads,

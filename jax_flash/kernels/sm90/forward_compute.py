@@ -6,7 +6,15 @@ from cutlass import Float32, Int32
 from cutlass.cute.nvgpu import warpgroup
 
 from jax_flash.kernels.shared.masking import FragmentPosition, mask_keys_in_columns
-from jax_flash.kernels.shared.online_softmax import finish_rows, start_rows, weigh
+from jax_flash.kernels.shared.online_softmax import (
+    NEGATIVE_INFINITY,
+    NO_SINK,
+    finish_rows,
+    start_rows,
+    weigh,
+)
+from jax_flash.kernels.shared.padding import clear_rows
+from jax_flash.kernels.shared.sequence import value_or
 from jax_flash.kernels.shared.tile_ranges import hides_part_of, key_tile_range
 from jax_flash.kernels.shared.tile_scheduler import work_of_round
 from jax_flash.kernels.sm90 import wgmma
@@ -30,11 +38,13 @@ def compute(ctx: cutlass.Constexpr, consumer: Int32, thread: Int32):
     )
     key_pipeline, value_pipeline = ctx.key_pipeline, ctx.value_pipeline
     key_state, value_state = ctx.consumer_state(), ctx.consumer_state()
+    band_of = ctx.band_of
     start_turns(ctx, consumer)
     for round_ in cutlass.range(ctx.schedule.rounds, unroll=1):
         work = work_of_round(ctx.schedule, round_)
         first_query = work.query_tile * ctx.tile_q
-        begin, end = key_tile_range(ctx.band, first_query, ctx.tile_q, ctx.tile_kv)
+        band = band_of(work.batch)
+        begin, end = key_tile_range(band, first_query, ctx.tile_q, ctx.tile_kv)
         output = wgmma.accumulator(mma_values, ctx.value.columns)
         output.fill(0.0)
         output_rows = wgmma.rows_and_columns(output)
@@ -56,9 +66,10 @@ def compute(ctx: cutlass.Constexpr, consumer: Int32, thread: Int32):
             key_pipeline.consumer_release(key_state)
             key_state.advance()
             score_rows = wgmma.rows_and_columns(scores)
-            mask_tile(ctx, score_rows, row, (end - 1) * ctx.key.rows + column)
+            mask_tile(band, score_rows, row, (end - 1) * ctx.key.rows + column)
             weigh(softmax, score_rows, rescale)
             weights = wgmma.converted(scores, ctx.dtype)
+            clear_padding(ctx, band, value_state, (end - 1) * ctx.tile_kv, consumer, thread)
 
             for step in cutlass.range(end - 1 - begin, unroll=1):
                 tile = end - 2 - step
@@ -87,8 +98,8 @@ def compute(ctx: cutlass.Constexpr, consumer: Int32, thread: Int32):
                 key_state.advance()
                 next_rows = wgmma.rows_and_columns(next_scores)
                 first_key = tile * ctx.tile_kv
-                if hides_part_of(ctx.band, first_query, ctx.tile_q, first_key, ctx.tile_kv):
-                    mask_tile(ctx, next_rows, row, first_key + column)
+                if hides_part_of(band, first_query, ctx.tile_q, first_key, ctx.tile_kv):
+                    mask_tile(band, next_rows, row, first_key + column)
                 weigh(softmax, next_rows, rescale)
                 warpgroup.wait_group(0)
                 value_pipeline.consumer_release(value_state)
@@ -114,19 +125,55 @@ def compute(ctx: cutlass.Constexpr, consumer: Int32, thread: Int32):
             release_queries(ctx, consumer)
 
         lse = cute.make_rmem_tensor(cute.make_layout(2), Float32)
-        finish_rows(softmax, rescale, lse)
+        finish_rows(softmax, sink_of(ctx, work), rescale, lse)
         multiply_rows(output_rows, rescale)
-        store_lse(ctx, work, lse, row, column)
+        store_lse(ctx, work, band, lse, row, column)
         store_output(ctx, work, output, consumer, thread)
     # Shared memory must outlive the last store's reads of it.
     cute.arch.cp_async_bulk_wait_group(0, read=True)
 
 
 @cute.jit
-def mask_tile(ctx: cutlass.Constexpr, scores: cute.Tensor, first_row: Int32, first_column: Int32):
-    """Hides what the band and the key length hide from a tile of scores."""
+def mask_tile(band: cutlass.Constexpr, scores: cute.Tensor, first_row: Int32, first_column: Int32):
+    """Hides what the band and the lengths hide from a tile of scores."""
     position = FragmentPosition(first_row, first_column, wgmma.row_offset, wgmma.column_offset)
-    mask_keys_in_columns(scores, position, ctx.band)
+    mask_keys_in_columns(scores, position, band)
+
+
+@cute.jit
+def clear_padding(
+    ctx: cutlass.Constexpr,
+    band: cutlass.Constexpr,
+    value_state: cutlass.Constexpr,
+    first_key: Int32,
+    consumer: Int32,
+    thread: Int32,
+):
+    """Zeroes the values past the key length in the first tile visited, the only one with any.
+
+    Their weights are 0, but padding may hold NaN. Past the operand's own end TMA wrote zeros.
+    """
+    value_pipeline = ctx.value_pipeline
+    if band.key_length < cutlass.min(first_key + ctx.tile_kv, ctx.defaults.key_length):
+        value_pipeline.consumer_wait(value_state)
+        stage = ctx.value.shared[None, None, value_state.index]
+        clear_rows(
+            stage,
+            band.key_length - first_key,
+            consumer * WARPGROUP_THREADS + thread,
+            ctx.num_consumers * WARPGROUP_THREADS,
+        )
+        cute.arch.fence_proxy("async.shared", space="cta")
+        cute.arch.barrier(
+            barrier_id=NamedBarrier.CONSUMERS,
+            number_of_threads=ctx.num_consumers * WARPGROUP_THREADS,
+        )
+
+
+@cute.jit
+def sink_of(ctx: cutlass.Constexpr, work: cutlass.Constexpr):
+    """Returns the sink of a head, or -inf where there are none."""
+    return value_or(ctx.sinks, work.batch * ctx.schedule.query_heads + work.head, NO_SINK)
 
 
 @cute.jit
@@ -173,15 +220,24 @@ def multiply_rows(rows: cute.Tensor, factors: cute.Tensor):
 
 @cute.jit
 def store_lse(
-    ctx: cutlass.Constexpr, work: cutlass.Constexpr, lse: cute.Tensor, row: Int32, column: Int32
+    ctx: cutlass.Constexpr,
+    work: cutlass.Constexpr,
+    band: cutlass.Constexpr,
+    lse: cute.Tensor,
+    row: Int32,
+    column: Int32,
 ):
-    """Writes the natural log-sum-exp of this thread's rows; one thread of each quad writes."""
+    """Writes the natural log-sum-exp of this thread's rows; one thread of each quad writes.
+
+    A query past its sequence's end has -inf, also with a sink.
+    """
     destination, head, batch = ctx.lse, work.head, work.batch
     if column == 0:
         for i in cutlass.range_constexpr(2):
             query = row + wgmma.row_offset(i)
-            if query < ctx.query_length:
-                destination[query, head, batch] = lse[i]
+            if query < ctx.defaults.query_length:
+                is_valid = query < band.query_length
+                destination[query, head, batch] = lse[i] if is_valid else NEGATIVE_INFINITY
 
 
 @cute.jit

@@ -16,7 +16,7 @@ def load(ctx: cutlass.Constexpr):
     buffers are free, while the consumers finish this one.
     """
     # Bound methods are read once: the DSL would carry `ctx` through the loop as if they changed it.
-    load_key, load_value = ctx.key.load, ctx.value.load
+    load_key, load_value, band_of = ctx.key.load, ctx.value.load, ctx.band_of
     key_pipeline, value_pipeline = ctx.key_pipeline, ctx.value_pipeline
     key_state, value_state = ctx.producer_state(), ctx.producer_state()
     for round_ in cutlass.range(ctx.schedule.rounds, unroll=1):
@@ -24,7 +24,8 @@ def load(ctx: cutlass.Constexpr):
         load_queries(ctx, work, round_)
         key_head = work.head // ctx.heads_per_group
         batch = work.batch
-        begin, end = key_tile_range(ctx.band, work.query_tile * ctx.tile_q, ctx.tile_q, ctx.tile_kv)
+        band = band_of(batch)
+        begin, end = key_tile_range(band, work.query_tile * ctx.tile_q, ctx.tile_q, ctx.tile_kv)
         for step in cutlass.range(end - begin, unroll=1):
             tile = end - 1 - step
             key_pipeline.producer_acquire(key_state)
