@@ -20,6 +20,7 @@ from jax_flash.ops.arguments import Call
 from jax_flash.ops.dispatch import KernelCall, Route
 from jax_flash.ops.emulation import emulate_operation
 from jax_flash.ops.ffi_calls import call_operation
+from jax_flash.ops.primitives import kernels_only
 from jax_flash.reference.batching import batch_alike, batch_as_leading_dimension
 from jax_flash.reference.chunked import unify_varying_axes
 from jax_flash.reference.chunked_backward import Gradients, Results, chunked_backward
@@ -214,7 +215,8 @@ def _on_route(
     """
     if route.cuda_only:
         # One operand carries the refusal; nothing runs without it.
-        (checked,) = batch_as_leading_dimension(lambda array: (cuda_only(array),))(inputs["query"])
+        check = partial(kernels_only, platforms=route.platforms)
+        (checked,) = batch_as_leading_dimension(lambda array: (check(array),))(inputs["query"])
         inputs = inputs | {"query": checked}
     if route.kernels is None:
         return plain(inputs, _with_static_offset(semantics, route))
@@ -232,7 +234,8 @@ def _on_route(
         return tuple(results[name] for name in wanted)
 
     def per_platform(*arrays: jax.Array) -> _Arrays:
-        return jax.lax.platform_dependent(*arrays, cuda=run_kernels, default=run_plain)
+        on_kernels = dict.fromkeys(route.platforms, run_kernels)
+        return jax.lax.platform_dependent(*arrays, **on_kernels, default=run_plain)
 
     only_kernels = route.cuda_only or route.emulated
     run = batch_as_leading_dimension(run_kernels if only_kernels else per_platform)

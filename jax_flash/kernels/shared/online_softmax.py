@@ -82,8 +82,8 @@ def weigh(state: cutlass.Constexpr, scores: cute.Tensor, rescale: cute.Tensor):
 def finish_rows(state: cutlass.Constexpr, sink: Float32, rescale: cute.Tensor, lse: cute.Tensor):
     """Writes each row's final factor ``1 / sum`` and natural log-sum-exp.
 
-    The sum takes in ``exp(sink)``, and nothing for a sink of -inf. A row that saw no key gets factor
-    0 (its output is 0) and the sink as its log-sum-exp.
+    The sum takes in ``exp(sink)``: nothing for a sink of -inf. A row that saw no key gets factor 0
+    (its output is 0) and the sink as its log-sum-exp.
     """
     sink_log2 = sink * LOG2_E
     for row in cutlass.range_constexpr(cute.size(lse)):
