@@ -81,15 +81,23 @@ def test_places_of_results():
             lambda t, r: (t // 4 + 8 * (r // 2 % 2), 8 * (r // 4) + 2 * (t % 4) + r % 2),
         ),
         ("16x128b", 4, lambda t, r: (t // 4 + 8 * (r % 2), 4 * (r // 2) + t % 4)),
+        ("16x64b", 3, lambda t, r: (t // 4 + 8 * (t % 2), 2 * r + t // 2 % 2)),
     ],
 )
 def test_fragments_of_loads(shape, registers, place):
     """Figures of the shapes: which lane and column register r of thread t holds."""
-    lanes, columns = fragment(shape, {"32x32b": 4, "16x256b": 2, "16x128b": 2}[shape])
+    lanes, columns = fragment(shape, {"32x32b": 4, "16x256b": 2, "16x128b": 2, "16x64b": 3}[shape])
     assert lanes.shape == columns.shape == (registers, 32)
     for t in range(32):
         for r in range(registers):
             assert (lanes[r, t], columns[r, t]) == place(t, r)
+
+
+def test_fragments_have_at_most_128_registers():
+    fragment("16x256b", 32)
+    for shape, count in (("16x256b", 64), ("16x128b", 128)):
+        with pytest.raises(PtxError, match="at most 128"):
+            fragment(shape, count)
 
 
 ALLOCATE = """
@@ -155,6 +163,84 @@ def test_misuse_of_tensor_memory_is_reported(body, fault, words):
     with pytest.raises(fault) as error:
         run_memory(body, schedule=SCHEDULES[0])
     assert words in str(error.value)
+
+
+# 16 columns of known words: %a is 1000 times the lane; a quarter of the lanes for each warp.
+KNOWN_WORDS = "".join(
+    f"add.s32 %r{20 + c}, %a, {c};" for c in range(16)
+) + "tcgen05.st.sync.aligned.32x32b.x16.b32 [%r2], {{{}}};".format(
+    ", ".join(f"%r{20 + c}" for c in range(16))
+)
+
+
+@pytest.mark.parametrize(
+    ("form", "words"),
+    [
+        (
+            "16x64b.x2.b32 {%o, %q}, [%r2+1];",
+            lambda t, r: (t // 4 + 8 * (t % 2), 1 + 2 * r + t // 2 % 2),
+        ),
+        ("16x128b.x1.b32 {%o, %q}, [%r2+2];", lambda t, r: (t // 4 + 8 * r, 2 + t % 4)),
+        ("16x32bx2.x2.b32 {%o, %q}, [%r2+3], 8;", lambda t, r: (t % 16, 3 + r + 8 * (t // 16))),
+        ("32x32b.x2.b32 {%o, %q}, [%r2];", lambda t, r: (t, r)),
+    ],
+)
+def test_loads_of_every_shape(form, words):
+    """Which word each thread receives, in the two registers of a load."""
+    body = ALLOCATE + KNOWN_WORDS + VISIBLE + f"tcgen05.ld.sync.aligned.{form}" + RELEASE
+    out = run_snippet(
+        body,
+        inputs={"a": 1000 * THREADS},
+        outputs={"o": np.uint32, "q": np.uint32},
+        threads=128,
+        shared_bytes=64,
+    ).outputs
+    for thread in range(128):
+        warp, t = divmod(thread, 32)
+        for r, name in enumerate("oq"):
+            lane, column = words(t, r)
+            assert out[name][thread] == 1000 * (32 * warp + lane) + column, (thread, r)
+
+
+@pytest.mark.parametrize(
+    ("form", "words"),
+    [
+        ("32x32b.x2.pack::16b.b32 {%o, %q}, [%r2+1];", lambda t, r: (t, 1 + 2 * r)),
+        ("16x128b.x1.pack::16b.b32 {%o, %q}, [%r2];", lambda t, r: (t // 4 + 8 * r, 2 * (t % 4))),
+        (
+            "16x32bx2.x2.pack::16b.b32 {%o, %q}, [%r2], 5;",
+            lambda t, r: (t % 16, 2 * r + 5 * (t // 16)),
+        ),
+    ],
+)
+def test_loads_that_pack_two_columns(form, words):
+    """The low halves of two neighbouring columns, the lower column in the low half."""
+    body = ALLOCATE + KNOWN_WORDS + VISIBLE + f"tcgen05.ld.sync.aligned.{form}" + RELEASE
+    out = run_snippet(
+        body,
+        inputs={"a": 1000 * THREADS},
+        outputs={"o": np.uint32, "q": np.uint32},
+        threads=128,
+        shared_bytes=64,
+    ).outputs
+    for thread in range(128):
+        warp, t = divmod(thread, 32)
+        for r, name in enumerate("oq"):
+            lane, column = words(t, r)
+            low = (1000 * (32 * warp + lane) + column) % 65536
+            assert out[name][thread] == low + ((low + 1) % 65536 << 16), (thread, r)
+
+
+def test_stores_that_unpack_two_columns():
+    store = "tcgen05.st.sync.aligned.32x32b.x1.unpack::16b.b32 [%r2+3], %a;"
+    out = run_snippet(
+        ALLOCATE + store + VISIBLE + LOAD + RELEASE,
+        inputs={"a": THREADS + (THREADS + 500 << 16)},
+        outputs={"o": np.uint32, "q": np.uint32},
+        threads=128,
+        shared_bytes=64,
+    ).outputs
+    assert (out["o"] % 65536 == THREADS).all() and (out["q"] % 65536 == THREADS + 500).all()
 
 
 RNG = np.random.default_rng(23)

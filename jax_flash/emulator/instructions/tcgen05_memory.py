@@ -4,6 +4,7 @@ A load's registers are written at once: PTX of known-good kernels omits ``tcgen0
 work the assembler does. A store becomes visible to others with ``tcgen05.wait::st``.
 """
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from jax_flash.emulator.errors import PtxError, TensorMemoryFault
 from jax_flash.emulator.instructions.load_store import memory_address
 from jax_flash.emulator.ptx_types import LANES, ptx_type
 from jax_flash.emulator.registry import Context, Run, instruction
+from jax_flash.emulator.syntax import Immediate, Operand
 from jax_flash.emulator.tensor_memory import split_address
 from jax_flash.emulator.wait import Wait
 
@@ -22,12 +24,17 @@ _FAMILY = "TensorCore 5th Generation Family Instructions"
 _U32, _B32 = ptx_type("u32"), ptx_type("b32")
 _LANE = np.arange(LANES)
 _ROW, _PLACE = _LANE // 4, _LANE % 4
+_REGISTERS = 128
 
 
-def fragment(shape: str, count: int) -> tuple[np.ndarray, np.ndarray]:
+def fragment(shape: str, count: int, split: int = 0) -> tuple[np.ndarray, np.ndarray]:
     """Returns ``(lanes, columns)`` offsets of each register and thread ``(registers, 32)``.
 
-    PTX ISA, "Tensor Memory Layout" figures of the shapes, ``.x1`` repeated along the columns.
+    PTX ISA, "Data Movement Shape" figures of the shapes, ``.x1`` repeated along the columns. With
+    ``16x32bx2`` the upper 16 threads access the columns from ``split`` on.
+
+    Raises:
+      PtxError: more registers than the ISA's table has for a shape.
     """
     if shape == "32x32b":
         register = np.arange(count)[:, None]
@@ -39,21 +46,66 @@ def fragment(shape: str, count: int) -> tuple[np.ndarray, np.ndarray]:
     elif shape == "16x128b":  # registers i: row g + 8 i, column q
         lanes = [_ROW + 8 * i for _ in repeat for i in (0, 1)]
         columns = [4 * n + _PLACE for n in repeat for _ in (0, 1)]
-    elif shape == "16x64b":  # one register: threads 0, 1 of a quad row g, threads 2, 3 row g + 8
-        lanes = [_ROW + 8 * (_PLACE // 2) for _ in repeat]
-        columns = [2 * n + _PLACE % 2 for n in repeat]
-    else:
-        raise PtxError(f"shape {shape} is not implemented")
+    elif shape == "16x64b":  # one register: even threads of a quad row g, odd threads row g + 8
+        lanes = [_ROW + 8 * (_PLACE % 2) for _ in repeat]
+        columns = [2 * n + _PLACE // 2 for n in repeat]
+    else:  # 16x32bx2
+        lanes = [_LANE % 16 for _ in repeat]
+        columns = [n + split * (_LANE // 16) for n in repeat]
+    if len(lanes) > _REGISTERS:
+        raise PtxError(f"{shape}.x{count} needs {len(lanes)} registers; at most {_REGISTERS}")
     return np.stack(lanes), np.stack(columns)
 
 
-def _take_shape(context: Context) -> tuple[np.ndarray, np.ndarray]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fragment:
+    """What registers of one load or store hold."""
+
+    lanes: np.ndarray
+    """Lane offsets ``(registers, 32)``, or ``(registers, 2, 32)`` where registers are halved."""
+    columns: np.ndarray
+    """Column offsets, likewise."""
+    halves: bool
+    """Whether a register holds the low 16 bits of two neighbouring columns."""
+
+    def join(self, words: np.ndarray) -> np.ndarray:
+        """Returns the registers ``(registers, 32)`` that hold words of tensor memory."""
+        if not self.halves:
+            return words
+        return words[:, 0] & np.uint32(0xFFFF) | words[:, 1] << np.uint32(16)
+
+    def split(self, registers: np.ndarray) -> np.ndarray:
+        """Returns the words of tensor memory; the ISA leaves the upper half of halved ones open."""
+        if not self.halves:
+            return registers
+        return np.stack([registers & np.uint32(0xFFFF), registers >> np.uint32(16)], axis=1)
+
+
+def _take_fragment(context: Context, halves: str, operands: list[Operand]) -> Fragment:
+    """Takes shape, number and ``halves``; and from the operands the immediate of ``16x32bx2``."""
     for word in ("sync", "aligned"):
         context.take(word)
-    shape = context.take("32x32b", "16x64b", "16x128b", "16x256b")
+    shape = context.take("32x32b", "16x64b", "16x128b", "16x256b", "16x32bx2")
     count = int(context.take(*(f"x{1 << i}" for i in range(8)))[1:])
+    halved = context.flag(halves)
     context.take("b32")
-    return fragment(shape, count)
+    split = 0
+    if shape == "16x32bx2":
+        constants = [operand for operand in operands if isinstance(operand, Immediate)]
+        if len(constants) != 1:
+            raise PtxError("16x32bx2 needs one constant: the column of the upper threads")
+        operands.remove(constants[0])
+        split = constants[0].value
+    if len(operands) != 2:
+        raise PtxError(f"{len(operands)} operands; expected registers and an address")
+    lanes, columns = fragment(shape, count, split)
+    if halved:
+        # Twice the columns, two to a register; the immediate counts columns as they are.
+        base = split * (_LANE // 16) if shape == "16x32bx2" else np.zeros(LANES, np.int64)
+        first = 2 * (columns - base) + base
+        columns = np.stack([first, first + 1], axis=1)
+        lanes = np.broadcast_to(lanes[:, None], columns.shape)
+    return Fragment(lanes=lanes, columns=columns, halves=halved)
 
 
 def _places(
@@ -146,21 +198,22 @@ def relinquish(context: Context) -> Run:
 
 @instruction("tcgen05.ld", section=f"{_FAMILY}: tcgen05.ld", category=_CATEGORY, converges=True)
 def load(context: Context) -> Run:
-    """``tcgen05.ld.sync.aligned.shape.num.b32 r, [taddr]``."""
-    lanes_of, columns_of = _take_shape(context)
-    items = context.items(context.operands[0])
-    if len(items) != len(lanes_of):
-        raise PtxError(f"{len(items)} registers for {len(lanes_of)} of the shape")
+    """``tcgen05.ld.sync.aligned.shape.num{.pack::16b}.b32 r, [taddr]{, split}``."""
+    operands = list(context.operands)
+    part = _take_fragment(context, "pack::16b", operands)
+    items = context.items(operands[0])
+    if len(items) != len(part.lanes):
+        raise PtxError(f"{len(items)} registers for {len(part.lanes)} of the shape")
     targets = np.array([context.destination(item, _B32) for item in items])
-    row, offset, _ = context.address(context.operands[1], "32")
+    row, offset, _ = context.address(operands[1], "32")
 
     def run(warp: Any, lanes: Any) -> None:
         del lanes
         memory = warp.block.tensor_memory
-        where, columns = _places(warp, row, offset, lanes_of, columns_of)
+        where, columns = _places(warp, row, offset, part.lanes, part.columns)
         if warp.clock is not None:
             memory.note(warp, where, columns, warp.clock.me, warp.clock.now, writes=False)
-        warp.files["u32"][targets] = memory.read(where, columns, "tcgen05.ld")
+        warp.files["u32"][targets] = part.join(memory.read(where, columns, "tcgen05.ld"))
         warp.machine.statistics.traffic["tensor memory read by warps"] += 4 * where.size
 
     return run
@@ -168,22 +221,23 @@ def load(context: Context) -> Run:
 
 @instruction("tcgen05.st", section=f"{_FAMILY}: tcgen05.st", category=_CATEGORY, converges=True)
 def store(context: Context) -> Run:
-    """``tcgen05.st.sync.aligned.shape.num.b32 [taddr], r``."""
-    lanes_of, columns_of = _take_shape(context)
-    row, offset, _ = context.address(context.operands[0], "32")
-    items = context.items(context.operands[1])
-    if len(items) != len(lanes_of):
-        raise PtxError(f"{len(items)} registers for {len(lanes_of)} of the shape")
+    """``tcgen05.st.sync.aligned.shape.num{.unpack::16b}.b32 [taddr]{, split}, r``."""
+    operands = list(context.operands)
+    part = _take_fragment(context, "unpack::16b", operands)
+    row, offset, _ = context.address(operands[0], "32")
+    items = context.items(operands[1])
+    if len(items) != len(part.lanes):
+        raise PtxError(f"{len(items)} registers for {len(part.lanes)} of the shape")
     sources = np.array([context.source(item, _B32) for item in items])
 
     def run(warp: Any, lanes: Any) -> None:
         del lanes
         memory = warp.block.tensor_memory
-        where, columns = _places(warp, row, offset, lanes_of, columns_of)
+        where, columns = _places(warp, row, offset, part.lanes, part.columns)
         if warp.clock is not None:
             agent = warp.clock.agent(TENSOR_STORE)
             memory.note(warp, where, columns, agent, warp.tensor_stores + 1, writes=True)
-        memory.write(where, columns, warp.files["u32"][sources], "tcgen05.st")
+        memory.write(where, columns, part.split(warp.files["u32"][sources]), "tcgen05.st")
         warp.machine.statistics.traffic["tensor memory write by warps"] += 4 * where.size
 
     return run
