@@ -86,7 +86,14 @@ def test_the_flax_adapter_is_imported_when_used() -> None:
 
 
 def test_public_names() -> None:
-    assert set(jax_flash.__all__) == {"Explanation", "__version__", "attention", "explain", "flax"}
+    assert set(jax_flash.__all__) == {
+        "Explanation",
+        "__version__",
+        "attention",
+        "context_parallel",
+        "explain",
+        "flax",
+    }
     for name in jax_flash.__all__:
         assert getattr(jax_flash, name) is not None
     try:

@@ -27,7 +27,8 @@ ALLOWED: dict[str, tuple[set[str], set[str]]] = {
     "testing": ({"spec", "reference"}, {"jax", "numpy"}),
     "api": ({"ops", "spec"}, {"jax"}),
     "flax": ({"api", "ops", "spec"}, {"jax", "flax"}),
-    "": ({"api", "flax"}, set()),
+    "context_parallel": ({"ops", "reference", "spec"}, {"jax", "numpy"}),
+    "": ({"api", "flax", "context_parallel"}, set()),
 }
 
 
@@ -111,6 +112,7 @@ def test_module_imports_only_what_its_layer_may(path: Path) -> None:
         ("reference.attention", "from ..ops import dispatch"),
         ("api", "from jax_flash.reference import attention"),
         ("emulator.run", "import jax"),
+        ("context_parallel.ring", "from jax_flash.kernels.sm90 import forward"),
         ("new_layer.module", "import os"),
     ],
 )

@@ -15,6 +15,7 @@ PARAMETERS = 8
 # Functions whose parameters are not ours to choose, or are the product.
 MANY_PARAMETERS = {
     "jax_flash/api.py": {"attention", "explain"},  # one name for each thing a call may ask for
+    "jax_flash/context_parallel/attention.py": {"attention"},  # those of api.py, and where
     "jax_flash/flax.py": {"__call__", "attention_fn"},  # Flax's calling convention; our options
 }
 

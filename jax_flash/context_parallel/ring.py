@@ -1,0 +1,263 @@
+"""Keys and values travel round the ring of devices; each device keeps its queries.
+
+    step i, device r: attend to the keys of device r - i, while they move on to device r + 1
+
+    forward     O, LSE of the steps are merged in float32, in the order of the steps
+    backward    dQ is summed over the steps; dK, dV travel behind their keys, each device adding its
+                part, and go home after the last step
+
+The backward pass does not differentiate the merge: with the merged log-sum-exp, each step's part of
+the gradient stands alone (Ring Attention, arXiv:2310.01889). Memory is linear in the local length.
+Steps whose keys no device may attend to, with windows, are left out, and so is their communication.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import NamedTuple, cast
+
+import jax
+import jax.numpy as jnp
+
+from jax_flash.context_parallel.local_calls import (
+    Keys,
+    Operands,
+    Options,
+    Queries,
+    as_residuals,
+    backward,
+    cotangent_of,
+    forward,
+    join,
+    join_results,
+    make_call,
+    query_chunks,
+    split_results,
+    sum_over_devices,
+)
+from jax_flash.reference.chunked_backward import Results
+
+Pair = tuple[int, int]
+"""A chunk of this device's queries and a chunk of the keys it holds, by number."""
+
+
+def attend_ring(options: Options, operands: Operands) -> Results:
+    """Returns the results of this device's queries."""
+    return cast(Results, _attend(options, operands))
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _attend(options: Options, operands: Operands) -> Results:
+    return _forward(options, operands)
+
+
+def _forward(options: Options, operands: Operands) -> Results:
+    chunks = query_chunks(options, operands)
+    sums = [_Sums.empty(queries, operands.value) for queries in chunks]
+    steps = _pairs_of_steps(options, operands)
+    held = _Held(operands.key, operands.value, operands.key_segment_ids)
+    for step, pairs in enumerate(steps):
+        arriving = held.pass_on(options) if step + 1 < len(steps) else held
+        keys = _key_chunks(options, operands, held, step)
+        for i, j in pairs:
+            results = forward(make_call(options, operands, chunks[i], keys[j]))
+            sums[i] = sums[i].add(results)
+        held = arriving
+    return join_results(
+        [
+            total.results(queries, operands.sinks)
+            for total, queries in zip(sums, chunks, strict=True)
+        ]
+    )
+
+
+def _forward_rule(options: Options, operands: Operands) -> tuple[Results, tuple[Operands, Results]]:
+    results = as_residuals(_forward(options, operands))
+    return results, (operands, results)
+
+
+def _backward_rule(
+    options: Options, residuals: tuple[Operands, Results], cotangents: Results
+) -> tuple[Operands]:
+    operands, results = residuals
+    layout = options.layout(operands.query.shape[-3])
+    chunks = query_chunks(options, operands)
+    rows = list(zip(split_results(layout, results), split_results(layout, cotangents), strict=True))
+    wide = jnp.promote_types(operands.query.dtype, jnp.float32)
+    d_query = [jnp.zeros_like(queries.query, wide) for queries in chunks]
+    key_layout = options.layout(operands.key.shape[-3])
+    d_key, d_value = (
+        key_layout.split(jnp.zeros_like(array, wide), -3)
+        for array in (operands.key, operands.value)
+    )
+    steps = _pairs_of_steps(options, operands)
+    held = _Held(operands.key, operands.value, operands.key_segment_ids)
+    for step, pairs in enumerate(steps):
+        arriving = held.pass_on(options) if step + 1 < len(steps) else held
+        if step > 0:  # The sums follow their keys.
+            d_key, d_value = _rotate(options, (d_key, d_value), 1)
+        keys = _key_chunks(options, operands, held, step)
+        for i, j in pairs:
+            gradients = backward(make_call(options, operands, chunks[i], keys[j]), *rows[i])
+            d_query[i] = d_query[i] + gradients.query
+            d_key[j] = d_key[j] + gradients.key
+            d_value[j] = d_value[j] + gradients.value
+        held = arriving
+    d_key, d_value = _rotate(options, (d_key, d_value), 1 - len(steps))
+    cotangent = cotangent_of(
+        operands,
+        query=join(d_query, -3),
+        key=join(d_key, -3),
+        value=join(d_value, -3),
+        sinks=_sinks_gradient(options, operands, results, cotangents),
+    )
+    return (cotangent,)
+
+
+_attend.defvjp(_forward_rule, _backward_rule)
+
+
+class _Held(NamedTuple):
+    """What travels: keys [..., S, K, D], values [..., S, K, Dv], segment ids [..., S] or None."""
+
+    key: jax.Array
+    value: jax.Array
+    segment_ids: jax.Array | None
+
+    def pass_on(self, options: Options) -> _Held:
+        """Gives it to the next device, and takes what the previous one held."""
+        return _rotate(options, self, 1)
+
+
+class _Sums(NamedTuple):
+    """Results over the keys so far, before the division; rows are [..., t, N], in float32.
+
+    Attributes:
+        maximum: rows, the greatest log-sum-exp.
+        denominator: rows, sum of exp(lse - maximum).
+        weighted: [..., t, N, Dv], sum of exp(lse - maximum) * output.
+    """
+
+    maximum: jax.Array
+    denominator: jax.Array
+    weighted: jax.Array
+
+    @classmethod
+    def empty(cls, queries: Queries, value: jax.Array) -> _Sums:
+        """Results over no keys."""
+        dtype = jnp.promote_types(value.dtype, jnp.float32)
+        rows = jnp.zeros_like(queries.query[..., 0], dtype)
+        weighted = jnp.broadcast_to(rows[..., None], (*rows.shape, value.shape[-1]))
+        return cls(jnp.full_like(rows, -jnp.inf), rows, weighted)
+
+    def add(self, results: Results) -> _Sums:
+        """Merges results over other keys."""
+        maximum = jnp.maximum(self.maximum, results.lse)
+        shift = _finite(maximum)
+        rescale = jnp.exp(self.maximum - shift)
+        weight = jnp.exp(results.lse - shift)
+        return _Sums(
+            maximum,
+            rescale * self.denominator + weight,
+            rescale[..., None] * self.weighted + weight[..., None] * results.output,
+        )
+
+    def results(self, queries: Queries, sinks: jax.Array | None) -> Results:
+        """Divides; sinks [N] join the denominator."""
+        maximum, denominator, weighted = self
+        shift = _finite(maximum)
+        if sinks is not None:
+            sinks = sinks.astype(maximum.dtype)
+            shift = _finite(jnp.maximum(maximum, sinks))
+            rescale = jnp.exp(maximum - shift)
+            denominator = rescale * denominator + jnp.exp(sinks - shift)
+            weighted = rescale[..., None] * weighted
+        is_empty = denominator == 0
+        is_valid = queries.is_valid
+        if is_valid is not None:
+            is_empty = is_empty | ~is_valid[..., None]
+        denominator = jnp.where(is_empty, 1, denominator)
+        output = jnp.where(is_empty[..., None], 0, weighted / denominator[..., None])
+        lse = jnp.where(is_empty, -jnp.inf, shift + jnp.log(denominator))
+        return Results(output.astype(queries.query.dtype), lse)
+
+
+def _finite(maximum: jax.Array) -> jax.Array:
+    """0 where `maximum` is -inf, so that exp(x - shift) of an empty row is 0, not NaN."""
+    return jnp.where(maximum == -jnp.inf, 0, maximum)
+
+
+def _rotate(options: Options, tree, shift: int):
+    """Gives every array to the device `shift` ranks further."""
+    shards = options.shards
+    if shift % shards == 0:
+        return tree
+    ring = [(rank, (rank + shift) % shards) for rank in range(shards)]
+    return jax.tree.map(lambda array: jax.lax.ppermute(array, options.axis_name, ring), tree)
+
+
+def _key_chunks(options: Options, operands: Operands, held: _Held, step: int) -> list[Keys]:
+    """The chunks of keys that this device holds in a step."""
+    layout = options.layout(held.key.shape[-3])
+    holder = (jax.lax.axis_index(options.axis_name) - step) % options.shards
+    ids = held.segment_ids
+    return [
+        Keys(key, value, start, operands.key_lengths, chunk_ids)
+        for key, value, start, chunk_ids in zip(
+            layout.split(held.key, -3),
+            layout.split(held.value, -3),
+            layout.starts(holder),
+            [None] * layout.chunks if ids is None else layout.split(ids, -1),
+            strict=True,
+        )
+    ]
+
+
+def _pairs_of_steps(options: Options, operands: Operands) -> list[list[Pair]]:
+    """The pairs of chunks to visit in each step: those in which some device has work."""
+    queries = options.layout(operands.query.shape[-3])
+    keys = options.layout(operands.key.shape[-3])
+    left, right = options.window
+    if options.is_causal:
+        right = 0
+
+    def in_reach(first_query: int, first_key: int) -> bool:
+        if operands.query_offset is not None:
+            return True
+        # Distances from a query's own position on the key axis to a key.
+        nearest = first_key - (first_query + options.query_offset)
+        lowest, highest = nearest - queries.chunk_length + 1, nearest + keys.chunk_length - 1
+        return (left is None or highest >= -left) and (right is None or lowest <= right)
+
+    def some_device_needs(step: int, pair: Pair) -> bool:
+        return any(
+            in_reach(
+                queries.starts(rank)[pair[0]], keys.starts((rank - step) % options.shards)[pair[1]]
+            )
+            for rank in range(options.shards)
+        )
+
+    pairs = [(i, j) for i in range(queries.chunks) for j in range(keys.chunks)]
+    steps = [
+        [pair for pair in pairs if some_device_needs(step, pair)] for step in range(options.shards)
+    ]
+    while len(steps) > 1 and not steps[-1]:
+        steps.pop()
+    return steps
+
+
+def _sinks_gradient(
+    options: Options, operands: Operands, results: Results, cotangents: Results
+) -> jax.Array | None:
+    """The sinks join at the merge, so their gradient is not one of a step."""
+    if operands.sinks is None:
+        return None
+    dtype = results.lse.dtype
+    # A row that attends to nothing is constant: its cotangents, NaN perhaps, count for nothing.
+    is_live = results.lse != -jnp.inf
+    d_output = jnp.where(is_live[..., None], cotangents.output, 0).astype(dtype)
+    delta = jnp.sum(results.output.astype(dtype) * d_output, axis=-1)
+    delta = delta - jnp.where(is_live, cotangents.lse, 0)
+    weights = jnp.exp(operands.sinks.astype(dtype) - _finite(results.lse))
+    terms = jnp.where(is_live, -weights * delta, 0)
+    return sum_over_devices(options, [jnp.sum(terms, axis=tuple(range(terms.ndim - 1)))])
