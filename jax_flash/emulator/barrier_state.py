@@ -105,6 +105,16 @@ class Mbarrier:
         self.pending -= count
         return self._complete_if_done()
 
+    def drop(self, count: int) -> None:
+        """Takes arrivals out of those that later phases expect.
+
+        Raises:
+          BarrierFault: more than they expect.
+        """
+        if count > self.expected:
+            raise BarrierFault(f"{count} arrivals dropped are more than are expected: {self}")
+        self.expected -= count
+
     def expect(self, count: int) -> None:
         """Adds to the bytes that the phase waits for."""
         self.transactions += count

@@ -3,15 +3,20 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
-import ml_dtypes
 import numpy as np
 
 from jax_flash.emulator.address_space import SHARED_BASE
 from jax_flash.emulator.async_operation import AsyncOperation
 from jax_flash.emulator.barrier_state import Mbarrier
 from jax_flash.emulator.bulk_groups import BulkOperation
+from jax_flash.emulator.bulk_reduction import reduced
 from jax_flash.emulator.clocks import BULK_READ
-from jax_flash.emulator.errors import BarrierFault, Misaligned, OutOfBounds, UninitialisedRead
+from jax_flash.emulator.errors import (
+    BarrierFault,
+    Misaligned,
+    OutOfBounds,
+    UninitialisedRead,
+)
 from jax_flash.emulator.memory import Memory
 from jax_flash.emulator.tensor_map import (
     TensorMap,
@@ -27,16 +32,6 @@ if TYPE_CHECKING:
 
 _CHUNK = np.dtype("V16")
 _OFFSET_BITS = (1 << 24) - 1
-_REDUCTIONS = {"add": np.add, "min": np.minimum, "max": np.maximum}
-_ELEMENTS = {
-    "f16": np.dtype(np.float16),
-    "bf16": np.dtype(ml_dtypes.bfloat16),
-    "f32": np.dtype(np.float32),
-    "s32": np.dtype(np.int32),
-    "u32": np.dtype(np.uint32),
-    "s64": np.dtype(np.int64),
-    "u64": np.dtype(np.uint64),
-}
 
 
 class Destination(NamedTuple):
@@ -292,17 +287,11 @@ def start_tensor_store(
         for _ in range(count if operation else 1):
             new = data
             if operation:
-                new = _reduced(load_box(rows, 0), data, operation, tensor_map.dtype)
+                new = reduced(load_box(rows, 0), data, operation, tensor_map.dtype)
             store_box(rows, new)
 
     what = f"tensor {'reduction' if operation else 'copy'} of {size} bytes to {coordinates}"
     _start_store(warp, offset, size, read, write, what)
-
-
-def _reduced(old: np.ndarray, data: np.ndarray, operation: str, element: str) -> np.ndarray:
-    dtype = _ELEMENTS[element]
-    result = _REDUCTIONS[operation](old.view(dtype), np.ascontiguousarray(data).view(dtype))
-    return np.ascontiguousarray(result.astype(dtype)).view(np.uint8)
 
 
 def start_flat_store(
@@ -323,7 +312,7 @@ def start_flat_store(
         for _ in range(count if operation else 1):
             new = data
             if operation:
-                new = _reduced(_read_range(memory, place, size), data, operation, element)
+                new = reduced(_read_range(memory, place, size), data, operation, element)
             memory.bytes[place : place + size] = new
             memory.written[place : place + size] = 1
 

@@ -91,6 +91,8 @@ class Warp:
         self.tensor_stores = 0
         self.fenced: Knowledge | None = None
         """What the last release fence lets a relaxed arrival pass on."""
+        self.observed: Knowledge | None = None
+        """What relaxed tests of mbarriers have seen, and the next fence makes known."""
         self._choices = 0
         self._traces = program.uses_wgmma
 

@@ -10,9 +10,17 @@ import numpy as np
 
 from jax_flash.emulator import access
 from jax_flash.emulator.errors import OutOfBounds, PtxError
-from jax_flash.emulator.instructions.load_store import memory_address, register_rows, take_space
+from jax_flash.emulator.instructions import floating
+from jax_flash.emulator.instructions.load_store import (
+    B128,
+    halves_of,
+    joined,
+    memory_address,
+    register_rows,
+    take_space,
+)
 from jax_flash.emulator.instructions.rounding import maximum, minimum, without_subnormals
-from jax_flash.emulator.ptx_types import PtxType
+from jax_flash.emulator.ptx_types import PtxType, ptx_type
 from jax_flash.emulator.registry import Context, Run, instruction
 
 _CATEGORY = "atomic"
@@ -23,8 +31,22 @@ _SCOPES = ("cta", "cluster", "gpu", "sys")
 Combine = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
 
+_HALVES = ("f16", "f16x2", "bf16", "bf16x2")
+_HALF_FUNCTIONS: dict[str, Combine] = {
+    # Rounded once: a sum of halves is exact, or far from a tie, in the float32 that numpy adds in.
+    "add": np.add,
+    "min": lambda old, operand: minimum(old, operand, False),
+    "max": lambda old, operand: maximum(old, operand, False),
+}
+
+
 def combine(operation: str, kind: PtxType, *, flush: bool) -> Combine:
     """Returns the function ``(old, operand) -> new`` of an operation."""
+    if kind.name in _HALVES:
+        half = _HALF_FUNCTIONS.get(operation)
+        if half is None:
+            raise PtxError(f"{operation} of .{kind.name} does not exist")
+        return floating.packed(half, kind)
     if operation == "add" and kind.kind == "f":
 
         def add(old: np.ndarray, operand: np.ndarray) -> np.ndarray:
@@ -62,8 +84,6 @@ def _take(context: Context) -> tuple[str, str, int, PtxType]:
     context.flag("L2::cache_hint")
     count = int(context.take("v2", "v4", "v8", default="v1")[1:])
     kind = context.take_type()
-    if kind.name in ("f16x2", "bf16x2", "f16", "bf16"):
-        raise PtxError(f"{operation} of .{kind.name} in memory is not implemented")
     return space, operation, count, kind
 
 
@@ -183,6 +203,8 @@ def _reduce_disjoint(
 def atomic(context: Context) -> Run:
     """``atom{.order.scope}{.space}.op.type d, [a], b{, c}``."""
     space, operation, count, kind = _take(context)
+    if kind.bits == 128:
+        return _atomic_wide(context, space, operation)
     targets, _ = register_rows(context, context.operands[0], kind, count, written=True)
     row, offset, view = memory_address(context, context.operands[1], space)
     sources, _ = register_rows(context, context.operands[2], kind, count, written=False)
@@ -211,5 +233,31 @@ def atomic(context: Context) -> Run:
                 warp.rows[kind.view][target][:] = value
             else:
                 warp.rows[kind.view][target][lanes] = value
+
+    return run
+
+
+def _atomic_wide(context: Context, space: str, operation: str) -> Run:
+    """``atom{...}.{exch,cas}.b128 d, [a], b{, c}``."""
+    if operation not in ("exch", "cas"):
+        raise PtxError(f"atom.{operation}.b128 does not exist")
+    target = context.destination(context.operands[0], B128)
+    row, offset, view = memory_address(context, context.operands[1], space)
+    operand = context.source(context.operands[2], B128)
+    swap = context.source(context.operands[3], B128) if operation == "cas" else -1
+
+    def run(warp: Any, lanes: Any) -> None:
+        chosen = slice(None) if lanes is True else lanes
+        addresses = access.lane_addresses(warp, view, row, offset, lanes)
+        rows = warp.rows["u128"]
+        given = halves_of(rows[operand][chosen])
+        swaps = halves_of(rows[swap][chosen]) if swap >= 0 else given
+
+        def update(old: np.ndarray, lane: int) -> np.ndarray:
+            equal = swap < 0 or (old == given[:, lane]).all()
+            return swaps[:, lane] if equal else old
+
+        old = update_lanes(warp, space, addresses, given, ptx_type("u64"), update)
+        rows[target][chosen] = joined(old)
 
     return run

@@ -1,13 +1,13 @@
 """Barriers of blocks and clusters, and the register pool.
 
 PTX ISA: "Parallel Synchronization and Communication Instructions: bar, barrier, barrier.cluster",
-"Miscellaneous Instructions: setmaxnreg", "griddepcontrol".
+"Miscellaneous Instructions: setmaxnreg, nanosleep, trap", "griddepcontrol".
 """
 
 from typing import Any
 
 from jax_flash.emulator.barrier_state import NamedBarrier
-from jax_flash.emulator.errors import BarrierFault, PtxError
+from jax_flash.emulator.errors import BarrierFault, ProgramFault, PtxError
 from jax_flash.emulator.ptx_types import LANES, ptx_type
 from jax_flash.emulator.registry import Context, Run, instruction
 from jax_flash.emulator.syntax import Immediate
@@ -148,5 +148,29 @@ def grid_dependency(context: Context) -> Run:
 
     def run(warp: Any, lanes: Any) -> None:
         del warp, lanes
+
+    return run
+
+
+@instruction("nanosleep", section="Miscellaneous Instructions: nanosleep", category=_CATEGORY)
+def sleep(context: Context) -> Run:
+    """``nanosleep.u32 t``: takes no time here; the schedule decides who runs next."""
+    context.take("u32")
+    context.source(context.operands[0], _U32)
+
+    def run(warp: Any, lanes: Any) -> None:
+        del warp, lanes
+
+    return run
+
+
+@instruction("trap", section="Miscellaneous Instructions: trap", category=_CATEGORY)
+def trap(context: Context) -> Run:
+    """``trap``: the kernel gives up."""
+    context.expect(0)
+
+    def run(warp: Any, lanes: Any) -> None:
+        del lanes
+        raise ProgramFault(f"{warp.name} executes trap")
 
     return run

@@ -19,6 +19,7 @@ from jax_flash.emulator.bulk_engine import (
     start_tensor_load,
     start_tensor_store,
 )
+from jax_flash.emulator.bulk_reduction import check_reduction
 from jax_flash.emulator.errors import OutOfBounds, PtxError
 from jax_flash.emulator.instructions.load_store import memory_address
 from jax_flash.emulator.ptx_types import LANES, ptx_type
@@ -232,6 +233,7 @@ def flat_reduce(context: Context) -> Run:
     operation = context.take(*_OPERATIONS)
     context.flag("noftz")
     kind = context.take_type()
+    check_reduction(operation, kind.name)
     return _flat_store(context, operation, kind.name)
 
 

@@ -23,6 +23,9 @@ def fence(context: Context) -> Run:
     def run(warp: Any, lanes: Any) -> None:
         del lanes
         warp.machine.events += 1
+        if warp.clock is not None and warp.observed is not None:
+            warp.clock.acquire(warp.observed)
+            warp.observed = None
         release_by_fence(warp)
 
     return run

@@ -112,17 +112,67 @@ def map_address(context: Context) -> Run:
 @instruction(
     "prefetch",
     "prefetchu",
-    "cp.async.bulk.prefetch",
     "applypriority",
-    section="Data Movement and Conversion Instructions: prefetch",
+    "cp.async.bulk.prefetch",
+    section="Data Movement and Conversion Instructions: prefetch, applypriority",
     category=_CATEGORY,
 )
 def prefetch(context: Context) -> Run:
-    """Prefetches change no state that a program can observe."""
-    context.modifiers.clear()
+    """``prefetch{.space}.level [a]`` and its kin change nothing that a program can observe."""
+    if context.flag("tensor"):  # cp.async.bulk.prefetch.tensor.Nd.L2.src{.mode}{.hint}
+        context.take("1d", "2d", "3d", "4d", "5d")
+        context.take(*_TENSOR_MODES, default="tile")
+    context.take("L1", "L2", "L2::evict_last", "L2::evict_normal", "tensormap")
+    context.take("global", "param", "const", "local", default="generic")
+    context.flag("L2::cache_hint")
 
     def run(warp: Any, lanes: Any) -> None:
         del warp, lanes
+
+    return run
+
+
+_TENSOR_MODES = ("tile", "tile::gather4", "im2col", "im2col::w", "im2col::w::128")
+
+
+@instruction(
+    "createpolicy",
+    section="Data Movement and Conversion Instructions: createpolicy",
+    category=_CATEGORY,
+)
+def create_policy(context: Context) -> Run:
+    """``createpolicy...b64 d, ...``: an opaque value for cache hints, which say nothing here."""
+    context.take("fractional", "range", "cvt", default="fractional")
+    context.flag("global")
+    for level in ("L2::evict_last", "L2::evict_normal", "L2::evict_first", "L2::evict_unchanged"):
+        context.flag(level)
+    context.flag("L2")
+    context.take("b64")
+    destination = context.destination(context.operands[0], ptx_type("b64"))
+
+    def run(warp: Any, lanes: Any) -> None:
+        np.copyto(warp.rows["u64"][destination], np.uint64(0), where=lanes)
+
+    return run
+
+
+@instruction(
+    "getctarank",
+    section="Data Movement and Conversion Instructions: getctarank",
+    category=_CATEGORY,
+)
+def rank_of_address(context: Context) -> Run:
+    """``getctarank{.shared::cluster}.type d, a``: the block that a shared address belongs to."""
+    space = context.take("shared::cluster", default="generic")
+    kind = context.take_type()
+    destination = context.destination(context.operands[0], ptx_type("u32"))
+    source = context.source(context.operands[1], kind)
+    window = np.uint64(SHARED_WINDOW if space == "generic" else 0)
+
+    def run(warp: Any, lanes: Any) -> None:
+        addresses = warp.rows[kind.view][source].astype(np.uint64) - window
+        ranks = (addresses >> np.uint64(24)).astype(np.uint32)
+        np.copyto(warp.rows["u32"][destination], ranks, where=lanes)
 
     return run
 
