@@ -3,4 +3,4 @@
 import jax
 
 # Before any test makes a backend: enough CPU devices for the tests of sharding.
-jax.config.update("jax_num_cpu_devices", 4)
+jax.config.update("jax_num_cpu_devices", 8)

@@ -25,6 +25,7 @@ from jax_flash.context_parallel.local_calls import (
     as_residuals,
     backward,
     cotangent_of,
+    forget_forward,
     forward,
     join,
     join_results,
@@ -65,7 +66,7 @@ def _forward_rule(options: Options, operands: Operands) -> tuple[Results, tuple[
 def _backward_rule(
     options: Options, residuals: tuple[Operands, Results], cotangents: Results
 ) -> tuple[Operands]:
-    operands, results = residuals
+    operands, results, cotangents = forget_forward(*residuals, cotangents)
     keys = _gather_keys(options, operands)
     layout = options.layout(operands.query.shape[-3])
     gradients = [

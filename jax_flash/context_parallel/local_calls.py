@@ -210,6 +210,17 @@ def as_residuals(results: Results) -> Results:
     return Results(checkpoint_name(output, "flash_out"), checkpoint_name(lse, "flash_lse"))
 
 
+def forget_forward(
+    operands: Operands, results: Results, cotangents: Results
+) -> tuple[Operands, Results, Results]:
+    """Returns its arguments, as values that only the backward pass knows.
+
+    XLA would find that both passes communicate the same keys, and keep what the forward pass
+    received until the backward pass needs it.
+    """
+    return jax.lax.optimization_barrier((operands, results, cotangents))
+
+
 def split_results(layout: Layout, results: Results) -> list[Results]:
     """Cuts the results of a device's queries, or their cotangents, into chunks."""
     return [

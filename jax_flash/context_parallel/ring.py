@@ -13,8 +13,9 @@ Steps whose keys no device may attend to, with windows, are left out, and so is 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple, cast
+from typing import NamedTuple, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -27,6 +28,7 @@ from jax_flash.context_parallel.local_calls import (
     as_residuals,
     backward,
     cotangent_of,
+    forget_forward,
     forward,
     join,
     join_results,
@@ -35,6 +37,7 @@ from jax_flash.context_parallel.local_calls import (
     split_results,
     sum_over_devices,
 )
+from jax_flash.context_parallel.order import Index
 from jax_flash.reference.chunked_backward import Results
 
 Pair = tuple[int, int]
@@ -53,16 +56,19 @@ def _attend(options: Options, operands: Operands) -> Results:
 
 def _forward(options: Options, operands: Operands) -> Results:
     chunks = query_chunks(options, operands)
-    sums = [_Sums.empty(queries, operands.value) for queries in chunks]
-    steps = _pairs_of_steps(options, operands)
-    held = _Held(operands.key, operands.value, operands.key_segment_ids)
-    for step, pairs in enumerate(steps):
-        arriving = held.pass_on(options) if step + 1 < len(steps) else held
-        keys = _key_chunks(options, operands, held, step)
-        for i, j in pairs:
+
+    def visit(step: Step, state: tuple[_Held, list[_Sums]]) -> tuple[_Held, list[_Sums]]:
+        held, sums = state
+        arriving = held if step.is_last else held.pass_on(options)
+        keys = _key_chunks(options, operands, held, step.number)
+        for i, j in step.pairs:
             results = forward(make_call(options, operands, chunks[i], keys[j]))
-            sums[i] = sums[i].add(results)
-        held = arriving
+            sums = [total.add(results) if k == i else total for k, total in enumerate(sums)]
+        return arriving, sums
+
+    held = _Held(operands.key, operands.value, operands.key_segment_ids)
+    empty = [_Sums.empty(queries, operands.value) for queries in chunks]
+    _, sums = _go_round(_pairs_of_steps(options, operands), visit, (held, empty))
     return join_results(
         [
             total.results(queries, operands.sinks)
@@ -79,34 +85,31 @@ def _forward_rule(options: Options, operands: Operands) -> tuple[Results, tuple[
 def _backward_rule(
     options: Options, residuals: tuple[Operands, Results], cotangents: Results
 ) -> tuple[Operands]:
-    operands, results = residuals
+    operands, results, cotangents = forget_forward(*residuals, cotangents)
     layout = options.layout(operands.query.shape[-3])
     chunks = query_chunks(options, operands)
     rows = list(zip(split_results(layout, results), split_results(layout, cotangents), strict=True))
-    wide = jnp.promote_types(operands.query.dtype, jnp.float32)
-    d_query = [jnp.zeros_like(queries.query, wide) for queries in chunks]
-    key_layout = options.layout(operands.key.shape[-3])
-    d_key, d_value = (
-        key_layout.split(jnp.zeros_like(array, wide), -3)
-        for array in (operands.key, operands.value)
-    )
-    steps = _pairs_of_steps(options, operands)
-    held = _Held(operands.key, operands.value, operands.key_segment_ids)
-    for step, pairs in enumerate(steps):
-        arriving = held.pass_on(options) if step + 1 < len(steps) else held
-        if step > 0:  # The sums follow their keys.
+
+    def visit(step: Step, state: tuple[_Held, _Gradients]) -> tuple[_Held, _Gradients]:
+        held, (d_query, d_key, d_value) = state
+        arriving = held if step.is_last else held.pass_on(options)
+        if not step.is_first:  # The sums follow their keys.
             d_key, d_value = _rotate(options, (d_key, d_value), 1)
-        keys = _key_chunks(options, operands, held, step)
-        for i, j in pairs:
+        keys = _key_chunks(options, operands, held, step.number)
+        for i, j in step.pairs:
             gradients = backward(make_call(options, operands, chunks[i], keys[j]), *rows[i])
-            d_query[i] = d_query[i] + gradients.query
-            d_key[j] = d_key[j] + gradients.key
-            d_value[j] = d_value[j] + gradients.value
-        held = arriving
-    d_key, d_value = _rotate(options, (d_key, d_value), 1 - len(steps))
+            d_query = _add_to(d_query, i, gradients.query)
+            d_key = _add_to(d_key, j, gradients.key)
+            d_value = _add_to(d_value, j, gradients.value)
+        return arriving, _Gradients(d_query, d_key, d_value)
+
+    held = _Held(operands.key, operands.value, operands.key_segment_ids)
+    steps = _pairs_of_steps(options, operands)
+    _, sums = _go_round(steps, visit, (held, _Gradients.zeros(options, operands)))
+    d_key, d_value = _rotate(options, (sums.key, sums.value), 1 - len(steps))
     cotangent = cotangent_of(
         operands,
-        query=join(d_query, -3),
+        query=join(sums.query, -3),
         key=join(d_key, -3),
         value=join(d_value, -3),
         sinks=_sinks_gradient(options, operands, results, cotangents),
@@ -115,6 +118,71 @@ def _backward_rule(
 
 
 _attend.defvjp(_forward_rule, _backward_rule)
+
+
+class Step(NamedTuple):
+    """One step of the ring.
+
+    Attributes:
+        number: of the step, from 0.
+        pairs: of chunks to visit.
+        is_first: whether the device holds its own keys.
+        is_last: whether the keys stay where they are.
+    """
+
+    number: Index
+    pairs: list[Pair]
+    is_first: bool
+    is_last: bool
+
+
+State = TypeVar("State")
+
+
+def _go_round(
+    pairs: list[list[Pair]], visit: Callable[[Step, State], State], state: State
+) -> State:
+    """Runs the steps; those between the first and the last in a loop.
+
+    Without the loop nothing would keep XLA from running all communication first, and then memory
+    would be linear in the whole length.
+    """
+    last = len(pairs) - 1
+    state = visit(Step(0, pairs[0], True, last == 0), state)
+    between = sorted({pair for step in pairs[1:last] for pair in step})
+    if last == 2:
+        state = visit(Step(1, between, False, False), state)
+    elif last > 2:
+        state = jax.lax.fori_loop(
+            1, last, lambda number, state: visit(Step(number, between, False, False), state), state
+        )
+    return state if last == 0 else visit(Step(last, pairs[last], False, True), state)
+
+
+class _Gradients(NamedTuple):
+    """Sums of gradients in float32, one for each chunk.
+
+    Attributes:
+        query: of [..., t, N, D].
+        key: of [..., s, K, D], those of the keys that the device holds.
+        value: of [..., s, K, Dv], likewise.
+    """
+
+    query: list[jax.Array]
+    key: list[jax.Array]
+    value: list[jax.Array]
+
+    @classmethod
+    def zeros(cls, options: Options, operands: Operands) -> _Gradients:
+        def zeros(array: jax.Array) -> list[jax.Array]:
+            wide = jnp.zeros_like(array, jnp.promote_types(array.dtype, jnp.float32))
+            return options.layout(array.shape[-3]).split(wide, -3)
+
+        return cls(zeros(operands.query), zeros(operands.key), zeros(operands.value))
+
+
+def _add_to(sums: list[jax.Array], index: int, term: jax.Array) -> list[jax.Array]:
+    return [total + term if i == index else total for i, total in enumerate(sums)]
 
 
 class _Held(NamedTuple):
@@ -196,7 +264,7 @@ def _rotate(options: Options, tree, shift: int):
     return jax.tree.map(lambda array: jax.lax.ppermute(array, options.axis_name, ring), tree)
 
 
-def _key_chunks(options: Options, operands: Operands, held: _Held, step: int) -> list[Keys]:
+def _key_chunks(options: Options, operands: Operands, held: _Held, step: Index) -> list[Keys]:
     """The chunks of keys that this device holds in a step."""
     layout = options.layout(held.key.shape[-3])
     holder = (jax.lax.axis_index(options.axis_name) - step) % options.shards
