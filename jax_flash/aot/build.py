@@ -94,7 +94,7 @@ def build_one(variant: KernelVariant, directory: Path) -> CubinEntry:
         shared_memory_bytes=plan.shared_memory_bytes,
         registers=resources.registers,
         spill_bytes=resources.spill_bytes,
-        tile=asdict(table[variant.arch, variant.head_dim]),
+        tile=asdict(table[variant.arch, variant.head_dims]),
         toolchain=toolchain(),
         source_hash=source_hash(variant),
     )

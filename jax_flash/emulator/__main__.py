@@ -46,7 +46,7 @@ def main(arguments: list[str] | None = None) -> int:
     band = Band(upper=given.keys - given.queries) if given.causal else Band()
     schedule = Schedule(order=given.order, landing=given.landing, seed=given.seed)
     options = Options(schedule=schedule, checks=Checks(bank_conflicts=True))
-    target = (Arch.SM90A, dtype, given.head_dim, band.mask)
+    target = (Arch.SM90A, dtype, (given.head_dim, given.head_dim), band.mask)
     forward = forward_operation(*target)
     backward = backward_operation(*target, deterministic=given.deterministic)
     for operation in (forward, backward):

@@ -198,6 +198,7 @@ def call_values(
         "value_head_dim": value_head_dim,
         "query_tiles": tiles,
         "padded_query_length": tiles * operation.tile_q,
+        "padded_head_dim": operation.padded_head_dim,
         "scale": float(np.float32(scale)),
         "scale_log2": float(np.float32(scale * math.log2(math.e))),
         "band_lower": _bound(band.lower),

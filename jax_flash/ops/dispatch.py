@@ -15,7 +15,13 @@ from jax_flash.spec.arch import Arch, arch_of_compute_capability
 from jax_flash.spec.band_mask import Band, band_of, kernel_band
 from jax_flash.spec.launch_plan import Operation, backward_operation, forward_operation
 from jax_flash.spec.problem import AttentionProblem, Feature
-from jax_flash.spec.support import KERNEL_DTYPES, reasons_unsupported
+from jax_flash.spec.support import (
+    KERNEL_DTYPES,
+    backward_tile_dims,
+    forward_tile_dims,
+    reasons_unsupported,
+)
+from jax_flash.spec.variant import KernelVariant
 
 _DETERMINISTIC_FLAG = "--xla_gpu_deterministic_ops"
 
@@ -25,9 +31,16 @@ class KernelCall:
     """What the kernels need besides arrays; hashable, part of every jit key."""
 
     forward: Operation
-    backward: Operation
+    backward: Operation | None
+    """None where only the forward pass has kernels: gradients are then plain JAX's."""
     scale: float
     band: Band
+
+    @property
+    def variants(self) -> tuple[KernelVariant, ...]:
+        """Every kernel, in launch order."""
+        backward = () if self.backward is None else self.backward.kernels
+        return *self.forward.kernels, *backward
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -246,23 +259,29 @@ def _reasons_unsupported(call: Call, problem: AttentionProblem, arch: Arch) -> t
 def _kernel_call(call: Call, problem: AttentionProblem, arch: Arch) -> KernelCall:
     dtype = KERNEL_DTYPES[problem.dtype]
     band = kernel_band(_band(call))
-    return KernelCall(
-        forward=forward_operation(arch, dtype, problem.head_dim, band.mask, problem.features),
-        backward=backward_operation(
+    forward_dims = forward_tile_dims(problem, arch)
+    backward_dims = backward_tile_dims(problem, arch)
+    assert forward_dims is not None, "reasons_unsupported has checked the head dimensions"
+    backward = None
+    if backward_dims is not None:
+        backward = backward_operation(
             arch,
             dtype,
-            problem.head_dim,
+            backward_dims,
             band.mask,
             problem.features,
             deterministic=problem.deterministic_bwd,
-        ),
+        )
+    return KernelCall(
+        forward=forward_operation(arch, dtype, forward_dims, band.mask, problem.features),
+        backward=backward,
         scale=call.semantics.scale,
         band=band,
     )
 
 
 def _missing_kernels(kernels: KernelCall) -> tuple[str, ...]:
-    names = [kernel.name for kernel in (*kernels.forward.kernels, *kernels.backward.kernels)]
+    names = [kernel.name for kernel in kernels.variants]
     missing = sorted(set(names) - set(registration.REGISTRATION.kernels))
     if not missing:
         return ()
@@ -274,7 +293,7 @@ def _missing_kernels(kernels: KernelCall) -> tuple[str, ...]:
 
 def _missing_ptx(kernels: KernelCall) -> tuple[str, ...]:
     directory = registration.REGISTRATION.directory
-    names = [kernel.name for kernel in (*kernels.forward.kernels, *kernels.backward.kernels)]
+    names = [kernel.name for kernel in kernels.variants]
     missing = [name for name in names if not (directory / f"{name}.ptx").is_file()]
     if not missing:
         return ()

@@ -105,6 +105,7 @@ def _axis_sizes(operation: Operation, shapes: Mapping[str, tuple[Any, ...]]) -> 
         "value_head_dim": value_head_dim,
         "query_tiles": query_tiles,
         "padded_query_length": query_tiles * operation.tile_q,
+        "padded_head_dim": operation.padded_head_dim,
     }
 
 

@@ -14,7 +14,7 @@ class Buffer:
     """``input`` (the dtype of query), ``float32`` or ``int32``."""
     axes: tuple[str, ...]
     """Axis names: ``query_length``, ``key_length``, ``query_heads``, ``key_heads``, ``head_dim``,
-    ``value_head_dim``, ``padded_query_length``, ``query_tiles``."""
+    ``value_head_dim``, ``padded_query_length``, ``query_tiles``, ``padded_head_dim``."""
 
 
 QUERY_AXES = ("query_length", "query_heads", "head_dim")

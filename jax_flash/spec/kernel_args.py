@@ -103,7 +103,7 @@ def _map(operand: str, dtype: str, rows: int) -> TensorMapArgument:
 
 
 def _forward_arguments(variant: KernelVariant) -> tuple[KernelArgument, ...]:
-    tile = FORWARD_TILES[variant.arch, variant.head_dim]
+    tile = FORWARD_TILES[variant.arch, variant.head_dims]
     dtype = variant.dtype.value
     return (
         _map("query", dtype, WARPGROUP_ROWS),
@@ -133,11 +133,12 @@ def _row_statistics_arguments(variant: KernelVariant) -> tuple[KernelArgument, .
         PointerArgument(operand="dq_semaphores", dtype="s32"),
         ScalarArgument(name="query_length"),
         ScalarArgument(name="query_heads"),
+        ScalarArgument(name="value_head_dim"),
     )
 
 
 def _backward_arguments(variant: KernelVariant) -> tuple[KernelArgument, ...]:
-    tile = BACKWARD_TILES[variant.arch, variant.head_dim]
+    tile = BACKWARD_TILES[variant.arch, variant.head_dims]
     dtype = variant.dtype.value
     return (
         _map("query", dtype, tile.tile_q),
@@ -165,6 +166,7 @@ def _finish_dq_arguments(variant: KernelVariant) -> tuple[KernelArgument, ...]:
         ScalarArgument(name="scale", dtype="float32"),
         ScalarArgument(name="query_length"),
         ScalarArgument(name="query_heads"),
+        ScalarArgument(name="head_dim"),
     )
 
 

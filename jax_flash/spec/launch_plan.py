@@ -21,7 +21,7 @@ from jax_flash.spec.buffers import (
     Buffer,
 )
 from jax_flash.spec.problem import Feature
-from jax_flash.spec.tile_table import BACKWARD_TILES, FORWARD_TILES
+from jax_flash.spec.tile_table import BACKWARD_TILES, FORWARD_TILES, HeadDims
 from jax_flash.spec.variant import DType, KernelRole, KernelVariant
 
 ROW_KERNEL_THREADS = 256
@@ -68,20 +68,21 @@ class LaunchPlan:
 
 def launch_plan(variant: KernelVariant) -> LaunchPlan:
     """Returns how to launch ``variant``."""
-    key = variant.arch, variant.head_dim
-    forward, backward = FORWARD_TILES[key], BACKWARD_TILES[key]
+    key = variant.arch, variant.head_dims
     heads = GridFactor(value="query_heads")
     resident_up_to = 0
     if variant.role is KernelRole.FORWARD:
+        forward = FORWARD_TILES[key]
         tiles = GridFactor(value="query_length", divisor=forward.tile_q)
         threads, shared_memory_bytes = forward.threads, forward.shared_memory_bytes
         resident_up_to = _CAUSAL_RESIDENT_UP_TO if variant.band.upper else _ANY_LENGTH
     elif variant.role is KernelRole.BACKWARD:
+        backward = BACKWARD_TILES[key]
         tiles = GridFactor(value="key_length", divisor=backward.tile_kv)
         heads = GridFactor(value="key_heads")
         threads, shared_memory_bytes = backward.threads, backward.shared_memory_bytes
     else:
-        tiles = GridFactor(value="query_length", divisor=backward.tile_q)
+        tiles = GridFactor(value="query_length", divisor=BACKWARD_TILES[key].tile_q)
         threads, shared_memory_bytes = ROW_KERNEL_THREADS, 0
     return LaunchPlan(
         threads=threads,
@@ -103,6 +104,8 @@ class Operation:
     """What the caller wants first, then workspaces: never assumed to be zero."""
     tile_q: int
     """Queries of a tile, which ``padded_query_length`` and ``query_tiles`` are counted in."""
+    padded_head_dim: int
+    """D of the tile."""
 
     @property
     def operand_names(self) -> tuple[str, ...]:
@@ -117,13 +120,13 @@ def _optional_operands(features: frozenset[Feature], used: tuple[Feature, ...]):
 def forward_operation(
     arch: Arch,
     dtype: DType,
-    head_dim: int,
+    head_dims: HeadDims,
     band: BandMask,
     features: frozenset[Feature] = frozenset(),
 ) -> Operation:
     """Returns the forward operation, of a call with ``features``: output and log-sum-exp."""
     kernel = KernelVariant(
-        role=KernelRole.FORWARD, arch=arch, dtype=dtype, head_dim=head_dim, band=band
+        role=KernelRole.FORWARD, arch=arch, dtype=dtype, head_dims=head_dims, band=band
     )
     return Operation(
         target="jax_flash_forward_v1",
@@ -133,14 +136,15 @@ def forward_operation(
             *_optional_operands(features, (Feature.SINKS, *SEQUENCE_FEATURES)),
         ),
         results=RESULTS,
-        tile_q=FORWARD_TILES[arch, head_dim].tile_q,
+        tile_q=FORWARD_TILES[arch, head_dims].tile_q,
+        padded_head_dim=head_dims[0],
     )
 
 
 def backward_operation(
     arch: Arch,
     dtype: DType,
-    head_dim: int,
+    head_dims: HeadDims,
     band: BandMask,
     features: frozenset[Feature] = frozenset(),
     *,
@@ -151,7 +155,9 @@ def backward_operation(
     Sinks are no operand: the log-sum-exp accounts for them, and their own gradient is a sum over
     the row statistics.
     """
-    base = KernelVariant(role=KernelRole.ROW_STATISTICS, arch=arch, dtype=dtype, head_dim=head_dim)
+    base = KernelVariant(
+        role=KernelRole.ROW_STATISTICS, arch=arch, dtype=dtype, head_dims=head_dims
+    )
     row_axes = ("query_heads", "padded_query_length")
     return Operation(
         target="jax_flash_backward_v1",
@@ -173,8 +179,9 @@ def backward_operation(
             Buffer(name="d_value", dtype="input", axes=VALUE_AXES),
             Buffer(name="lse_log2", dtype="float32", axes=row_axes),
             Buffer(name="delta", dtype="float32", axes=row_axes),
-            Buffer(name="dq_accumulator", dtype="float32", axes=(*row_axes, "head_dim")),
+            Buffer(name="dq_accumulator", dtype="float32", axes=(*row_axes, "padded_head_dim")),
             Buffer(name="dq_semaphores", dtype="int32", axes=("query_heads", "query_tiles")),
         ),
-        tile_q=BACKWARD_TILES[arch, head_dim].tile_q,
+        tile_q=BACKWARD_TILES[arch, head_dims].tile_q,
+        padded_head_dim=head_dims[0],
     )

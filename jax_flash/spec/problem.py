@@ -46,6 +46,11 @@ class AttentionProblem:
             )
 
     @property
+    def head_dims(self) -> tuple[int, int]:
+        """``(D, Dv)``."""
+        return self.head_dim, self.value_head_dim
+
+    @property
     def heads_per_group(self) -> int:
         """Query heads that share one key head."""
         return self.query_heads // self.key_heads

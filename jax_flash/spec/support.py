@@ -7,12 +7,19 @@ from jax_flash.spec.band_mask import FULL, BandMask
 from jax_flash.spec.buffers import OPTIONAL_OPERANDS
 from jax_flash.spec.launch_plan import backward_operation, forward_operation
 from jax_flash.spec.problem import AttentionProblem
+from jax_flash.spec.tile_table import (
+    BACKWARD_TILES,
+    FORWARD_TILES,
+    HeadDims,
+    smallest_tile_dims,
+)
 from jax_flash.spec.variant import DType, KernelVariant
 
 KERNEL_DTYPES = {"bfloat16": DType.BF16, "float16": DType.F16}
 """Numpy dtype names that kernels exist for."""
 
-_HEAD_DIMS = {Arch.SM90A: (64, 128)}
+_HEAD_DIM_STEP = 8
+
 # The masks that ``band_mask.kernel_band`` maps every band to.
 _BANDS = (FULL, BandMask(upper=True), BandMask(lower=True, upper=True))
 
@@ -21,15 +28,34 @@ def variants_to_build(arch: Arch | None = None) -> tuple[KernelVariant, ...]:
     """Returns every kernel to build, in a stable order, for one target or for all."""
     variants: dict[str, KernelVariant] = {}
     for target in Arch if arch is None else (arch,):
-        for dtype, head_dim, band in product(DType, _HEAD_DIMS[target], _BANDS):
-            operations = [forward_operation(target, dtype, head_dim, band)]
-            operations += [
-                backward_operation(target, dtype, head_dim, band, deterministic=deterministic)
-                for deterministic in (False, True)
-            ]
-            for operation in operations:
-                variants |= {variant.name: variant for variant in operation.kernels}
+        operations = []
+        for dtype, (arch_of_tile, dims), band in product(DType, FORWARD_TILES, _BANDS):
+            if arch_of_tile is target:
+                operations.append(forward_operation(target, dtype, dims, band))
+        for dtype, (arch_of_tile, dims), band in product(DType, BACKWARD_TILES, _BANDS):
+            if arch_of_tile is target:
+                operations += [
+                    backward_operation(target, dtype, dims, band, deterministic=deterministic)
+                    for deterministic in (False, True)
+                ]
+        for operation in operations:
+            variants |= {variant.name: variant for variant in operation.kernels}
     return tuple(variants[name] for name in sorted(variants))
+
+
+def forward_tile_dims(problem: AttentionProblem, arch: Arch) -> HeadDims | None:
+    """Returns the head dimensions of the forward kernel's tile, if there is a kernel."""
+    return smallest_tile_dims(FORWARD_TILES, arch, problem.head_dims)
+
+
+def backward_tile_dims(problem: AttentionProblem, arch: Arch) -> HeadDims | None:
+    """Returns the head dimensions of the backward kernels' tile, if there are kernels."""
+    return smallest_tile_dims(BACKWARD_TILES, arch, problem.head_dims)
+
+
+def _fits(head_dims: HeadDims) -> bool:
+    # Rows must be multiples of the 16 bytes that TMA and vector loads move.
+    return all(head_dim > 0 and head_dim % _HEAD_DIM_STEP == 0 for head_dim in head_dims)
 
 
 def reasons_unsupported(problem: AttentionProblem, arch: Arch) -> tuple[str, ...]:
@@ -40,11 +66,10 @@ def reasons_unsupported(problem: AttentionProblem, arch: Arch) -> tuple[str, ...
     reasons = []
     if problem.dtype not in KERNEL_DTYPES:
         reasons.append(f"dtype {problem.dtype} (kernels exist for {' and '.join(KERNEL_DTYPES)})")
-    dims = _HEAD_DIMS[arch]
-    if problem.head_dim not in dims or problem.value_head_dim != problem.head_dim:
+    if not _fits(problem.head_dims) or forward_tile_dims(problem, arch) is None:
         reasons.append(
             f"head dimensions D={problem.head_dim}, Dv={problem.value_head_dim} "
-            f"(kernels exist for D = Dv in {dims})"
+            "(kernels exist for multiples of 8 up to 256)"
         )
     reasons += [
         f"{feature.value} (no kernel implements it yet)"

@@ -17,22 +17,40 @@ def _check(condition: bool, message: str) -> None:
         raise ValueError(message)
 
 
+def _check_head_dims(*head_dims: int) -> None:
+    for head_dim in head_dims:
+        _check(
+            head_dim % 64 == 0 and 0 < head_dim <= 256,
+            f"head dimension {head_dim} is not a multiple of 64 up to 256",
+        )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForwardTile:
     """Tile of the sm_90a forward kernel: one block owns ``tile_q`` queries of one head.
 
-    Each of ``num_consumer_warpgroups`` warpgroups owns an equal share of the query rows.
+    Each of ``num_consumer_warpgroups`` warpgroups owns an equal share of the query rows. The kernel
+    serves all operands of at most these head dimensions: TMA fills what is missing with zeros, and
+    does not store what is too much.
     """
 
     head_dim: int
+    value_head_dim: int
     tile_q: int
     tile_kv: int
     num_stages: int
     num_consumer_warpgroups: int
+    output_in_query: bool = False
+    """Whether the output is staged where the queries were, for lack of room; the next tile's
+    queries are then loaded after the store, not during the matmuls."""
 
     def __post_init__(self) -> None:
         """Checks what the warpgroup matmul instructions require."""
-        _check(self.head_dim % 16 == 0, f"head_dim={self.head_dim} is not a multiple of 16")
+        _check_head_dims(self.head_dim, self.value_head_dim)
+        _check(
+            not self.output_in_query or self.value_head_dim <= self.head_dim,
+            f"output_in_query: {self.value_head_dim} columns do not fit into {self.head_dim}",
+        )
         _check(
             self.tile_q == WARPGROUP_ROWS * self.num_consumer_warpgroups,
             f"tile_q={self.tile_q} is not 64 rows for each of "
@@ -52,8 +70,10 @@ class ForwardTile:
     @property
     def shared_memory_bytes(self) -> int:
         """Shared memory of the Q and O tiles, the stages of K and V, and the barriers."""
-        rows = 2 * self.tile_q + 2 * self.num_stages * self.tile_kv
-        return rows * self.head_dim * _ELEMENT_BYTES + BARRIER_BYTES
+        output_columns = 0 if self.output_in_query else self.value_head_dim
+        queries = self.tile_q * (self.head_dim + output_columns)
+        keys = self.num_stages * self.tile_kv * (self.head_dim + self.value_head_dim)
+        return (queries + keys) * _ELEMENT_BYTES + BARRIER_BYTES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +85,7 @@ class BackwardTile:
     """
 
     head_dim: int
+    """D = Dv, at most."""
     tile_q: int
     tile_kv: int
     num_stages: int
@@ -76,7 +97,7 @@ class BackwardTile:
 
     def __post_init__(self) -> None:
         """Checks what the warpgroup matmul instructions require."""
-        _check(self.head_dim % 16 == 0, f"head_dim={self.head_dim} is not a multiple of 16")
+        _check_head_dims(self.head_dim)
         _check(
             self.tile_kv == WARPGROUP_ROWS * self.num_consumer_warpgroups,
             f"tile_kv={self.tile_kv} is not 64 rows for each of "
@@ -84,6 +105,11 @@ class BackwardTile:
         )
         _check(self.tile_q % 64 == 0, f"tile_q={self.tile_q} is not a multiple of 64")
         _check(self.num_stages >= 1, f"num_stages={self.num_stages} is not positive")
+
+    @property
+    def value_head_dim(self) -> int:
+        """Dv, at most."""
+        return self.head_dim
 
     @property
     def threads(self) -> int:

@@ -1,5 +1,7 @@
 """Tuned tiles, one row per kernel family; every row says where its numbers come from."""
 
+from collections.abc import Iterable
+
 from jax_flash.spec.arch import Arch
 from jax_flash.spec.tile import BackwardTile, ForwardTile
 
@@ -7,33 +9,92 @@ from jax_flash.spec.tile import BackwardTile, ForwardTile
 # benchmarks/results/2026-11-29_nvidia-h200_variants.csv.
 # D=64: 192 queries in three warpgroups 522 / 487; 128 queries in two 416 / 411.
 # D=128: 128 keys a tile 624 / 587; 160 keys 607 / 573; 176 keys do not fit in 240 registers.
-FORWARD_TILES: dict[tuple[Arch, int], ForwardTile] = {
-    (Arch.SM90A, 64): ForwardTile(
-        head_dim=64, tile_q=192, tile_kv=128, num_stages=2, num_consumer_warpgroups=3
-    ),
-    (Arch.SM90A, 128): ForwardTile(
-        head_dim=128, tile_q=128, tile_kv=128, num_stages=2, num_consumer_warpgroups=2
+_FORWARD_TILES = {
+    Arch.SM90A: (
+        ForwardTile(
+            head_dim=64,
+            value_head_dim=64,
+            tile_q=192,
+            tile_kv=128,
+            num_stages=2,
+            num_consumer_warpgroups=3,
+        ),
+        ForwardTile(
+            head_dim=128,
+            value_head_dim=128,
+            tile_q=128,
+            tile_kv=128,
+            num_stages=2,
+            num_consumer_warpgroups=2,
+        ),
+        ForwardTile(
+            head_dim=192,
+            value_head_dim=128,
+            tile_q=128,
+            tile_kv=128,
+            num_stages=2,
+            num_consumer_warpgroups=2,
+            output_in_query=True,
+        ),
+        ForwardTile(
+            head_dim=256,
+            value_head_dim=256,
+            tile_q=128,
+            tile_kv=80,
+            num_stages=2,
+            num_consumer_warpgroups=2,
+            output_in_query=True,
+        ),
     ),
 }
 
 # dK and dV (64 keys x D, twice) live in registers; S and dP are 64 keys x tile_q each.
 # D=128: overlap_d_key 560 / 543, without 517 / 497; three stages instead of two 558 / 543.
 # D=64: overlap_d_key needs more than 240 registers with 128 queries a tile.
-BACKWARD_TILES: dict[tuple[Arch, int], BackwardTile] = {
-    (Arch.SM90A, 64): BackwardTile(
-        head_dim=64,
-        tile_q=128,
-        tile_kv=128,
-        num_stages=2,
-        num_consumer_warpgroups=2,
-        overlap_d_key=False,
-    ),
-    (Arch.SM90A, 128): BackwardTile(
-        head_dim=128,
-        tile_q=64,
-        tile_kv=128,
-        num_stages=2,
-        num_consumer_warpgroups=2,
-        overlap_d_key=True,
+_BACKWARD_TILES = {
+    Arch.SM90A: (
+        BackwardTile(
+            head_dim=64,
+            tile_q=128,
+            tile_kv=128,
+            num_stages=2,
+            num_consumer_warpgroups=2,
+            overlap_d_key=False,
+        ),
+        BackwardTile(
+            head_dim=128,
+            tile_q=64,
+            tile_kv=128,
+            num_stages=2,
+            num_consumer_warpgroups=2,
+            overlap_d_key=True,
+        ),
     ),
 }
+
+
+HeadDims = tuple[int, int]
+"""``(D, Dv)``."""
+
+FORWARD_TILES = {
+    (arch, (tile.head_dim, tile.value_head_dim)): tile
+    for arch, tiles in _FORWARD_TILES.items()
+    for tile in tiles
+}
+BACKWARD_TILES = {
+    (arch, (tile.head_dim, tile.value_head_dim)): tile
+    for arch, tiles in _BACKWARD_TILES.items()
+    for tile in tiles
+}
+
+
+def smallest_tile_dims(
+    tiles: Iterable[tuple[Arch, HeadDims]], arch: Arch, dims: HeadDims
+) -> HeadDims | None:
+    """Returns the smallest head dimensions of ``tiles`` that hold ``dims``, if any do.
+
+    ``tiles`` are the keys of :data:`FORWARD_TILES` or :data:`BACKWARD_TILES`.
+    """
+    of_arch = (padded for of, padded in tiles if of is arch)
+    holding = [padded for padded in of_arch if padded[0] >= dims[0] and padded[1] >= dims[1]]
+    return min(holding, key=sum, default=None)

@@ -39,8 +39,8 @@ class KernelVariant:
     role: KernelRole
     arch: Arch
     dtype: DType
-    head_dim: int
-    """D = Dv."""
+    head_dims: tuple[int, int]
+    """D and Dv of the tile; the operands' may be smaller."""
     band: BandMask = FULL
     deterministic: bool = False
 
@@ -55,10 +55,14 @@ class KernelVariant:
 
     @property
     def name(self) -> str:
-        """Stable name, ``<arch>/<role>_<dtype>_d<head dim>[_<band>][_deterministic]``."""
-        words = [self.role.value, self.dtype.value, f"d{self.head_dim}"]
+        """Stable name, ``<arch>/<role>_<dtype>_d<D>[v<Dv>][_<band>][_deterministic]``."""
+        words = [self.role.value, self.dtype.value, _dims_name(*self.head_dims)]
         if self.role in (KernelRole.FORWARD, KernelRole.BACKWARD):
             words.append(self.band.name)
         if self.deterministic:
             words.append("deterministic")
         return f"{self.arch.value}/{'_'.join(words)}"
+
+
+def _dims_name(head_dim: int, value_head_dim: int) -> str:
+    return f"d{head_dim}" if head_dim == value_head_dim else f"d{head_dim}v{value_head_dim}"

@@ -40,6 +40,11 @@ class Problem:
         return kernel_band(Band(lower=self.lower, upper=self.upper))
 
     @property
+    def head_dims(self) -> tuple[int, int]:
+        """D and Dv of the tile."""
+        return self.head_dim, self.head_dim
+
+    @property
     def scale(self) -> float:
         """Scale of the logits."""
         return self.head_dim**-0.5
@@ -65,14 +70,14 @@ class Problem:
 
     def forward(self) -> Operation:
         """Returns the forward operation."""
-        return forward_operation(Arch.SM90A, self.dtype, self.head_dim, self.band.mask)
+        return forward_operation(Arch.SM90A, self.dtype, self.head_dims, self.band.mask)
 
     def backward(self) -> Operation:
         """Returns the backward operation."""
         return backward_operation(
             Arch.SM90A,
             self.dtype,
-            self.head_dim,
+            self.head_dims,
             self.band.mask,
             deterministic=self.deterministic,
         )

@@ -29,9 +29,9 @@ class RowStatisticsKernel:
         """Takes the variant and the DSL's type for its dtype."""
         self.dtype = dtype
         self.plan = launch_plan(variant)
-        self.tile_q = BACKWARD_TILES[variant.arch, variant.head_dim].tile_q
-        self.head_dim = variant.head_dim
-        self.lanes = variant.head_dim // _VECTOR
+        self.tile_q = BACKWARD_TILES[variant.arch, variant.head_dims].tile_q
+        self.padded_head_dim, padded_value_head_dim = variant.head_dims
+        self.lanes = padded_value_head_dim // _VECTOR
 
     @cute.jit
     def __call__(
@@ -46,6 +46,7 @@ class RowStatisticsKernel:
         dq_semaphores: cute.Pointer,
         query_length: Int32,
         query_heads: Int32,
+        value_head_dim: Int32,
     ):
         """Declares the kernel's parameters in the order of ``spec.kernel_args``."""
         self.kernel(
@@ -59,6 +60,7 @@ class RowStatisticsKernel:
             dq_semaphores,
             query_length,
             query_heads,
+            value_head_dim,
         ).launch(grid=[query_heads, 1, 1], block=[self.plan.threads, 1, 1])
 
     @cute.kernel
@@ -74,6 +76,7 @@ class RowStatisticsKernel:
         dq_semaphores: cute.Pointer,
         query_length: Int32,
         query_heads: Int32,
+        value_head_dim: Int32,
     ):
         """Handles one query tile of one head."""
         block, _, _ = cute.arch.block_idx()
@@ -92,8 +95,9 @@ class RowStatisticsKernel:
             # Row of the (B, T, N) arrays; 64 bits: B * T * N * D passes 2^31.
             source = (Int64(batch) * query_length + query) * query_heads + head
             total = Float32(0.0)
-            if query < query_length:
-                total = self.dot(output, d_output, source, lane)
+            if query < query_length and lane * _VECTOR < value_head_dim:
+                start = source * value_head_dim + lane * _VECTOR
+                total = self.dot(output + start, d_output + start)
             for distance in (8, 4, 2, 1):
                 if cutlass.const_expr(distance < self.lanes):
                     total += cute.arch.shuffle_sync_bfly(total, offset=distance)
@@ -114,12 +118,11 @@ class RowStatisticsKernel:
             cute.make_tensor(dq_semaphores + block, cute.make_layout(1))[0] = Int32(0)
 
     @cute.jit
-    def dot(self, output: cute.Pointer, d_output: cute.Pointer, row: Int64, lane: Int32):
+    def dot(self, output: cute.Pointer, d_output: cute.Pointer):
         """Returns one lane's part of ``dO . O`` of a row."""
-        start = row * self.head_dim + lane * _VECTOR
         layout = cute.make_layout(_VECTOR)
-        values = cute.make_tensor((output + start).align(16), layout).load().to(Float32)
-        gradients = cute.make_tensor((d_output + start).align(16), layout).load().to(Float32)
+        values = cute.make_tensor(output.align(16), layout).load().to(Float32)
+        gradients = cute.make_tensor(d_output.align(16), layout).load().to(Float32)
         return (values * gradients).reduce(cute.ReductionOp.ADD, Float32(0.0), 0)
 
     @cute.jit
@@ -127,7 +130,7 @@ class RowStatisticsKernel:
         """Zeroes the ``tile_q * D`` floats of this block's query tile."""
         zeros = cute.make_rmem_tensor(cute.make_layout(_FLOAT_VECTOR), Float32)
         zeros.fill(0.0)
-        floats = self.tile_q * self.head_dim
+        floats = self.tile_q * self.padded_head_dim
         stride = self.plan.threads * _FLOAT_VECTOR
         for step in cutlass.range_constexpr(floats // stride):
             start = Int64(block) * floats + step * stride + thread * _FLOAT_VECTOR

@@ -124,7 +124,7 @@ class BackwardKernel:
     def __init__(self, variant: KernelVariant, dtype: type) -> None:
         """Takes the variant and the DSL's type for its dtype."""
         self.variant = variant
-        self.tile = BACKWARD_TILES[variant.arch, variant.head_dim]
+        self.tile = BACKWARD_TILES[variant.arch, variant.head_dims]
         self.dtype = dtype
         self.registers = REGISTERS[self.tile.num_consumer_warpgroups]
 

@@ -23,7 +23,7 @@ class FinishDqKernel:
         """Takes the variant and the DSL's type for its dtype."""
         self.dtype = dtype
         self.plan = launch_plan(variant)
-        self.tile = BACKWARD_TILES[variant.arch, variant.head_dim]
+        self.tile = BACKWARD_TILES[variant.arch, variant.head_dims]
         if self.plan.threads != WARPGROUP_THREADS * self.tile.num_consumer_warpgroups:
             raise ValueError(
                 f"finish_dq runs {self.plan.threads} threads, one for each of the "
@@ -38,9 +38,10 @@ class FinishDqKernel:
         scale: Float32,
         query_length: Int32,
         query_heads: Int32,
+        head_dim: Int32,
     ):
         """Declares the kernel's parameters in the order of ``spec.kernel_args``."""
-        self.kernel(accumulator, d_query, scale, query_length, query_heads).launch(
+        self.kernel(accumulator, d_query, scale, query_length, query_heads, head_dim).launch(
             grid=[query_heads, 1, 1], block=[self.plan.threads, 1, 1]
         )
 
@@ -52,6 +53,7 @@ class FinishDqKernel:
         scale: Float32,
         query_length: Int32,
         query_heads: Int32,
+        head_dim: Int32,
     ):
         """Converts one query tile of one head."""
         block, _, _ = cute.arch.block_idx()
@@ -83,8 +85,9 @@ class FinishDqKernel:
                 for j in cutlass.range_constexpr(2):
                     pair[j] = (values[2 * i + j] * scale).to(self.dtype)
                 target_query = query + wgmma.row_offset(i)
-                if target_query < query_length:
+                # Groups are 8 columns apart, and so are the ends of rows.
+                if target_query < query_length and column + 8 * group < head_dim:
                     target_row = (Int64(batch) * query_length + target_query) * query_heads + head
-                    start = target_row * self.tile.head_dim + column + 8 * group
+                    start = target_row * head_dim + column + 8 * group
                     target = (d_query + start).align(4)
                     cute.autovec_copy(pair, cute.make_tensor(target, cute.make_layout(2)))

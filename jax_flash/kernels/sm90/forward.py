@@ -51,6 +51,7 @@ class ForwardContext(NamedTuple):
     dtype: type
     num_consumers: int
     num_stages: int
+    output_in_query: bool
     tile_q: int
     tile_kv: int
     scale_log2: Float32
@@ -79,7 +80,7 @@ class ForwardKernel:
     def __init__(self, variant: KernelVariant, dtype: type) -> None:
         """Takes the variant and the DSL's type for its dtype."""
         self.variant = variant
-        self.tile = FORWARD_TILES[variant.arch, variant.head_dim]
+        self.tile = FORWARD_TILES[variant.arch, variant.head_dims]
         self.dtype = dtype
         self.registers = REGISTERS[self.tile.num_consumer_warpgroups]
 
@@ -111,8 +112,8 @@ class ForwardKernel:
         self.kernel(
             tma_atom(query, load_op, wgmma.ROWS, tile.head_dim, query_rows),
             tma_atom(key, load_op, tile.tile_kv, tile.head_dim, key_rows),
-            tma_atom(value, load_op, tile.tile_kv, tile.head_dim, key_rows),
-            tma_atom(output, store_op, wgmma.ROWS, tile.head_dim, query_rows),
+            tma_atom(value, load_op, tile.tile_kv, tile.value_head_dim, key_rows),
+            tma_atom(output, store_op, wgmma.ROWS, tile.value_head_dim, query_rows),
             lse,
             sinks,
             query_offset,
@@ -167,9 +168,14 @@ class ForwardKernel:
             memory, self.dtype, tile.tile_kv, tile.head_dim, tile.num_stages
         )
         value_shared = wgmma.allocate(
-            memory, self.dtype, tile.tile_kv, tile.head_dim, tile.num_stages
+            memory, self.dtype, tile.tile_kv, tile.value_head_dim, tile.num_stages
         )
-        output_shared = wgmma.allocate(memory, self.dtype, wgmma.ROWS, tile.head_dim, consumers)
+        if cutlass.const_expr(tile.output_in_query):
+            output_shared = wgmma.first_columns(query_shared, tile.value_head_dim)
+        else:
+            output_shared = wgmma.allocate(
+                memory, self.dtype, wgmma.ROWS, tile.value_head_dim, consumers
+            )
         query_full = memory.allocate_array(cutlass.Int64, consumers)
         query_empty = memory.allocate_array(cutlass.Int64, consumers)
         key_barriers = memory.allocate_array(cutlass.Int64, 2 * tile.num_stages)
@@ -202,11 +208,12 @@ class ForwardKernel:
             ),
             mma_scores=wgmma.make_mma(self.dtype, tile.tile_kv, wgmma.K_MAJOR, wgmma.K_MAJOR),
             mma_values=wgmma.make_mma(
-                self.dtype, tile.head_dim, wgmma.K_MAJOR, wgmma.MN_MAJOR, a_in_registers=True
+                self.dtype, tile.value_head_dim, wgmma.K_MAJOR, wgmma.MN_MAJOR, a_in_registers=True
             ),
             dtype=self.dtype,
             num_consumers=consumers,
             num_stages=tile.num_stages,
+            output_in_query=tile.output_in_query,
             tile_q=tile.tile_q,
             tile_kv=tile.tile_kv,
             scale_log2=scale_log2,

@@ -104,9 +104,10 @@ def compute(ctx: cutlass.Constexpr, consumer: Int32, thread: Int32):
                 warpgroup.wait_group(0)
                 value_pipeline.consumer_release(value_state)
                 value_state.advance()
-                weights.store(next_scores.load().to(ctx.dtype))
+                wgmma.convert(next_scores, weights)
 
-            release_queries(ctx, consumer)
+            if cutlass.const_expr(not ctx.output_in_query):
+                release_queries(ctx, consumer)
             rescale_rows(output_rows, rescale)
             value_pipeline.consumer_wait(value_state)
             warpgroup.fence()
@@ -121,7 +122,7 @@ def compute(ctx: cutlass.Constexpr, consumer: Int32, thread: Int32):
             warpgroup.wait_group(0)
             value_pipeline.consumer_release(value_state)
             value_state.advance()
-        else:
+        elif cutlass.const_expr(not ctx.output_in_query):
             release_queries(ctx, consumer)
 
         lse = cute.make_rmem_tensor(cute.make_layout(2), Float32)
@@ -129,6 +130,9 @@ def compute(ctx: cutlass.Constexpr, consumer: Int32, thread: Int32):
         multiply_rows(output_rows, rescale)
         store_lse(ctx, work, band, lse, row, column)
         store_output(ctx, work, output, consumer, thread)
+        if cutlass.const_expr(ctx.output_in_query):
+            cute.arch.cp_async_bulk_wait_group(0, read=True)
+            release_queries(ctx, consumer)
     # Shared memory must outlive the last store's reads of it.
     cute.arch.cp_async_bulk_wait_group(0, read=True)
 

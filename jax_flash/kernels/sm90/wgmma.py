@@ -40,6 +40,17 @@ def allocate(memory, dtype, rows: int, columns: int, stages: int) -> cute.Tensor
     return memory.allocate_tensor(dtype, layout.outer, byte_alignment=1024, swizzle=layout.inner)
 
 
+def first_columns(tensor: cute.Tensor, columns: int) -> cute.Tensor:
+    """Views the first ``columns`` columns, a multiple of 64, of each stage of a tensor."""
+    rows, stages = cute.size(tensor, mode=[0]), cute.size(tensor, mode=[2])
+    return cute.composition(
+        tensor,
+        cute.make_layout(
+            (rows, columns, stages), stride=(1, rows, rows * cute.size(tensor, mode=[1]))
+        ),
+    )
+
+
 def transposed(tensor: cute.Tensor) -> cute.Tensor:
     """Swaps the first two modes of a shared-memory tensor without moving data."""
     shape = (tensor.shape[1], tensor.shape[0], *tensor.shape[2:])
@@ -94,11 +105,28 @@ def as_operand_a(acc: cute.Tensor) -> cute.Tensor:
     return cute.make_tensor(acc.iterator, layout)
 
 
+_STEP_VALUES = 8
+"""Values of a thread in one K step of a register operand."""
+
+
 def converted(acc: cute.Tensor, dtype) -> cute.Tensor:
     """Returns a register copy of ``acc`` rounded to ``dtype``."""
     result = cute.make_rmem_tensor(acc.layout, dtype)
-    result.store(acc.load().to(dtype))
+    convert(acc, result)
     return result
+
+
+def convert(acc: cute.Tensor, result: cute.Tensor) -> None:
+    """Rounds ``acc`` into ``result``, a register tensor of the same layout.
+
+    One K step at a time: of a vector whose length is no power of two the compiler would keep
+    two-byte values apart, and pack them after the fence that the matmul needs.
+    """
+    steps = cute.make_layout((_STEP_VALUES, cute.size(acc) // _STEP_VALUES))
+    source = cute.make_tensor(acc.iterator, steps)
+    target = cute.make_tensor(result.iterator, steps)
+    for step in range(cute.size(steps, mode=[1])):
+        target[None, step].store(source[None, step].load().to(result.element_type))
 
 
 @cute.jit
