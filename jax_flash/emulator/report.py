@@ -55,37 +55,60 @@ MACHINES = {
 }
 
 
+SCORES = 128 * 128
+"""Scores of the tile that reports count in, whatever the tile of a kernel is."""
+
+
 def unit_cycles(statistics: Statistics, rates: MachineRates) -> dict[str, float]:
-    """Returns the cycles that each unit needs at its peak rate, for the whole run on one unit."""
+    """Returns the cycles that each unit needs at its peak rate, for the whole run on one unit.
+
+    Where bank conflicts were counted, accesses of warps cost their passes instead of their bytes.
+    """
     traffic, instructions = statistics.traffic, statistics.instructions
     special = sum(n for (_, kind), n in instructions.items() if kind == "special function")
-    shared = sum(n for name, n in traffic.items() if name.startswith("shared"))
+    shared = {name: n for name, n in traffic.items() if name.startswith("shared")}
+    by_warps = sum(n for name, n in shared.items() if name.endswith("by warps"))
+    others = sum(shared.values()) - by_warps
     device = sum(n for name, n in traffic.items() if name.startswith("global"))
+    # 8-bit inputs are multiplied at twice the rate of 16-bit ones.
+    operations = sum(
+        n / 2 if "float8" in kind else n for kind, n in statistics.tensor_operations.items()
+    )
+    passes = max(statistics.shared_passes["passes"], by_warps / rates.shared_bytes)
     return {
-        "tensor cores": 2 * sum(statistics.tensor_operations.values()) / rates.tensor_flops,
+        "tensor cores": 2 * operations / rates.tensor_flops,
         "special functions": LANES * special / rates.special_functions,
-        "shared memory": shared / rates.shared_bytes,
+        "shared memory": others / rates.shared_bytes + passes,
         "global memory": device / rates.global_bytes,
         "instruction issue": sum(instructions.values()) / rates.issued_instructions,
     }
 
 
-def unit_report(title: str, statistics: Statistics, rates: MachineRates) -> str:
-    """Returns cycles per block by unit, the bounding one first, then instructions by role."""
-    blocks = max(statistics.blocks, 1)
+def unit_report(
+    title: str, statistics: Statistics, rates: MachineRates, *, scores: int | None = None
+) -> str:
+    """Returns cycles by unit, the bounding one first, then bytes, instructions by role and notes.
+
+    Args:
+      title: of the report.
+      statistics: of a run.
+      rates: of the machine.
+      scores: visible (query, key) pairs over all heads of the problem; the report is then for a
+        tile of 128 x 128 of them, else for a block of the grid.
+    """
+    parts = max(statistics.blocks, 1) if scores is None else scores / SCORES
+    each = f"block (of {statistics.blocks})" if scores is None else "128 x 128 scores"
     cycles = unit_cycles(statistics, rates)
     bound = max(cycles.values()) or 1.0
-    lines = [
-        f"{title} on {rates.name}, per block (of {statistics.blocks}); a model, not a measurement"
-    ]
+    lines = [f"{title} on {rates.name}, for each {each}; a model, not a measurement"]
     for unit, count in sorted(cycles.items(), key=lambda item: -item[1]):
-        lines.append(
-            f"  {unit:20} {count / blocks:12.0f} cycles  {count / bound:6.1%} of the bound"
-        )
-    by_role: dict[str, list[str]] = {}
-    for (role, kind), count in sorted(statistics.instructions.items()):
-        by_role.setdefault(role, []).append(f"{kind} {count // blocks}")
-    lines += [f"  {role}: {', '.join(kinds)}" for role, kinds in by_role.items()]
+        lines.append(f"  {unit:20} {count / parts:12.0f} cycles  {count / bound:6.1%} of the bound")
+    lines += [
+        f"  {what}: {count / parts:.0f} bytes" for what, count in sorted(statistics.traffic.items())
+    ]
+    for role, kinds in statistics.roles().items():
+        listed = ", ".join(f"{kind} {count / parts:.0f}" for kind, count in sorted(kinds.items()))
+        lines.append(f"  {role}: {listed}")
     passes = statistics.shared_passes
     if passes["ideal passes"]:
         ratio = passes["passes"] / passes["ideal passes"]

@@ -12,8 +12,10 @@ if TYPE_CHECKING:
 class Statistics:
     """Sums over all warps of a run."""
 
-    instructions: Counter[tuple[str, str]] = field(default_factory=Counter)
-    """Warp instructions by (role, class). The role is ``warpgroup <index>``."""
+    instructions: Counter[tuple[int, str]] = field(default_factory=Counter)
+    """Warp instructions by (warp's index in its block, class)."""
+    lines: dict[int, set[int]] = field(default_factory=dict)
+    """Lines of the program that each warp has executed, by its index."""
     opcodes: Counter[str] = field(default_factory=Counter)
     """Warp instructions by opcode."""
     traffic: Counter[str] = field(default_factory=Counter)
@@ -28,15 +30,41 @@ class Statistics:
 
     def add_counts(self, warp: "Warp") -> None:
         """Adds the instructions of a warp that has ended."""
-        role = f"warpgroup {warp.index // 4}"
+        lines = self.lines.setdefault(warp.index, set())
         for instruction, count in zip(warp.code, warp.counts, strict=True):
             if count:
-                self.instructions[role, instruction.category] += count
+                self.instructions[warp.index, instruction.category] += count
                 self.opcodes[instruction.opcode] += count
+                lines.add(instruction.line)
+
+    def roles(self) -> dict[str, Counter[str]]:
+        """Returns instructions by class for each role: neighbouring warps that share most code.
+
+        Two warps share a role when at least half of the lines that either executes are executed by
+        both: an elected warp's extra instructions do not set it apart, another branch does.
+        """
+        groups: list[list[int]] = []
+        for warp in sorted(self.lines):
+            mine = self.lines[warp]
+            theirs = self.lines[groups[-1][-1]] if groups else set[int]()
+            if groups and 2 * len(mine & theirs) >= len(mine | theirs):
+                groups[-1].append(warp)
+            else:
+                groups.append([warp])
+        roles: dict[str, Counter[str]] = {}
+        for group in groups:
+            name = f"warps {group[0]} to {group[-1]}" if len(group) > 1 else f"warp {group[0]}"
+            roles[name] = Counter()
+            for (warp, kind), count in self.instructions.items():
+                if warp in group:
+                    roles[name][kind] += count
+        return roles
 
     def merge(self, other: "Statistics") -> None:
         """Adds the sums of another run."""
         self.instructions += other.instructions
+        for warp, lines in other.lines.items():
+            self.lines.setdefault(warp, set()).update(lines)
         self.opcodes += other.opcodes
         self.traffic += other.traffic
         self.tensor_operations += other.tensor_operations

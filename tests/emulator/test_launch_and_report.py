@@ -83,25 +83,65 @@ def test_what_is_missing_is_named(kernel_directory: Path, tmp_path: Path):
         load_kernel(variant, tmp_path)
 
 
-def test_unit_cycles():
-    """Two warps' worth of ex2 and one 64 x 128 x 16 matmul, by hand."""
-    statistics = Statistics(
-        instructions=Counter(
-            {("warpgroup 1", "special function"): 10, ("warpgroup 0", "integer"): 30}
-        ),
+def statistics_by_hand() -> Statistics:
+    """Of 8 warps of two blocks: 10 ex2, 30 integer instructions, one 64 x 128 x 16 matmul."""
+    producer, consumer = {1, 2, 3, 4}, {1, 2, 10, 11, 12}
+    return Statistics(
+        instructions=Counter({(4, "special function"): 10, (0, "integer"): 28, (1, "integer"): 2}),
+        lines={0: producer, 1: {1, 2}, **dict.fromkeys(range(4, 8), consumer), 6: consumer | {13}},
         traffic=Counter({"shared read by warps": 1280, "global read by bulk copies": 1000}),
         tensor_operations=Counter({"wgmma bfloat16": 64 * 128 * 16}),
         blocks=2,
     )
+
+
+def test_unit_cycles():
+    """Rates of research: 4096 and 8192 operations, 16 or 32 ex2, 128 shared bytes a clock."""
+    statistics = statistics_by_hand()
     cycles = unit_cycles(statistics, MACHINES["H200"])
     assert cycles["special functions"] == 10 * 32 / 16
     assert cycles["tensor cores"] == 2 * 64 * 128 * 16 / 4096
     assert cycles["shared memory"] == 10 and cycles["instruction issue"] == 10
     assert unit_cycles(statistics, MACHINES["B300"])["special functions"] == 10
     assert unit_cycles(statistics, MACHINES["B200"])["tensor cores"] == 32
+    assert cycles["global memory"] == pytest.approx(1000 * 132 * 1.83e9 / 4.8e12)
+
+
+def test_eight_bit_matmuls_and_bank_conflicts_in_the_model():
+    statistics = statistics_by_hand()
+    statistics.tensor_operations["tcgen05 float8_e4m3fn"] = 64 * 128 * 16
+    statistics.traffic["shared write by bulk copies"] = 256
+    statistics.shared_passes.update({"passes": 40, "ideal passes": 10})
+    cycles = unit_cycles(statistics, MACHINES["B200"])
+    assert cycles["tensor cores"] == 32 + 16
+    assert cycles["shared memory"] == 40 + 2
+
+
+def test_the_report_names_the_bound_and_the_roles():
+    statistics = statistics_by_hand()
     text = unit_report("kernel", statistics, MACHINES["H200"])
-    assert "a model, not a measurement" in text and "warpgroup 0: integer 15" in text
-    assert text.splitlines()[1].split()[:2] == ["tensor", "cores"]
+    assert "for each block (of 2); a model, not a measurement" in text
+    assert text.splitlines()[1].split() == [
+        "tensor",
+        "cores",
+        "32",
+        "cycles",
+        "100.0%",
+        "of",
+        "the",
+        "bound",
+    ]
+    roles = statistics.roles()
+    assert list(roles) == ["warps 0 to 1", "warps 4 to 7"]
+    assert roles["warps 0 to 1"] == {"integer": 30}
+    assert "warps 0 to 1: integer 15" in text and "global read by bulk copies: 500 bytes" in text
+    doubled = statistics_by_hand()
+    doubled.merge(statistics)
+    doubled_text = unit_report("kernel", doubled, MACHINES["H200"], scores=2 * 128 * 128)
+    assert (
+        "for each 128 x 128 scores" in doubled_text
+        and "warps 4 to 7: special function 10" in doubled_text
+    )
 
 
 def test_statistics_of_a_kernel_are_what_the_algorithm_needs(kernel_directory: Path):

@@ -132,15 +132,36 @@ END:
         assert out.buffers["g"][0] == 5
 
 
-def test_bank_conflicts_are_counted():
-    def passes(stride: int) -> tuple[int, int]:
-        body = (
-            f"mul.lo.s32 %r1, %lane, {stride}; add.s32 %r1, %r1, %shared; st.shared.b32 [%r1], 0;"
-        )
-        out = run_snippet(body, shared_bytes=8192, checks=Checks(bank_conflicts=True))
-        counted = out.statistics.shared_passes
-        return counted["passes"], counted["ideal passes"]
+def passes_of(body: str) -> tuple[int, int]:
+    """Returns the passes that one access of shared memory takes, and the fewest possible."""
+    out = run_snippet(body, shared_bytes=8192, checks=Checks(bank_conflicts=True))
+    counted = out.statistics.shared_passes
+    return counted["passes"], counted["ideal passes"]
 
-    assert passes(4) == (1, 1)  # one word a bank
-    assert passes(8) == (2, 1)  # every second bank
-    assert passes(128) == (32, 1)  # all in one bank
+
+def test_bank_conflicts_are_counted():
+    def store(stride: int, words: int) -> tuple[int, int]:
+        vector = {1: "st.shared.b32 [%r1], 0;", 2: "st.shared.v2.b32 [%r1], {%r2, %r2};"}
+        vector[4] = "st.shared.v4.b32 [%r1], {%r2, %r2, %r2, %r2};"
+        place = f"mul.lo.s32 %r1, %lane, {stride}; add.s32 %r1, %r1, %shared; mov.b32 %r2, 0;"
+        return passes_of(place + vector[words])
+
+    assert store(4, 1) == (1, 1)  # one word a bank
+    assert store(8, 1) == (2, 1)  # every second bank
+    assert store(128, 1) == (32, 1)  # all in one bank
+    assert store(0, 1) == (1, 1)  # one word for all
+    # 8 and 16 bytes are served for 16 and 8 lanes at a time.
+    assert store(8, 2) == (2, 2) and store(16, 2) == (4, 2)
+    assert store(16, 4) == (4, 4) and store(128, 4) == (32, 4)
+
+
+def test_bank_conflicts_of_matrix_moves():
+    """Eight rows of 16 bytes: 128 bytes apart they meet in one place, a swizzle spreads them."""
+    rows = "and.b32 %r2, %lane, 7; shl.b32 %r1, %r2, 7; add.s32 %r1, %r1, %shared;"
+    swizzle = "shl.b32 %r3, %r2, 4; xor.b32 %r1, %r1, %r3;"
+    store = "mov.b32 %r4, 0; stmatrix.sync.aligned.m8n8.x1.shared.b16 [%r1], {%r4};"
+    load = "ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%r5}, [%r1];"
+    assert passes_of(rows + store) == (8, 1)
+    assert passes_of(rows + swizzle + store) == (1, 1)
+    assert passes_of(rows + store + load) == (16, 2)
+    assert passes_of(rows + swizzle + store + load) == (2, 2)

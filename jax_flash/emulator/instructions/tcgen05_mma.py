@@ -272,7 +272,11 @@ def _execute(
             total += memory.read(lanes, columns, "tcgen05.mma (D)").view(np.float32)
         result = total.astype(np.float32).view(np.uint32)
         memory.write(lanes, columns, result, "tcgen05.mma (D)")
-        statistics.traffic["shared read by tensor cores"] += (
+        traffic = statistics.traffic
+        traffic["tensor memory write by tensor cores"] += 4 * result.size
+        read = (result.size if issue.accumulate else 0) + (0 if a is not None else a_columns.size)
+        traffic["tensor memory read by tensor cores"] += 4 * read
+        traffic["shared read by tensor cores"] += (
             b.index.size + (a.index.size if a is not None else 0)
         ) * descriptor.element_bytes
         kind = np.dtype(descriptor.a_dtype).name

@@ -95,6 +95,8 @@ def _start(
                 place = sources[lane : lane + 1] + np.uint64(4 * word)
                 values[word, lane] = access.read_lanes(warp, "global", place, 4, 1)[0, 0]
         block.shared.write(offsets, values, 4)
+        traffic = warp.machine.statistics.traffic
+        traffic["shared write by asynchronous copies"] += width * len(offsets)
         landed[0] = True
 
     text = f"cp.async started by {warp.name}, line {warp.line}"
@@ -245,6 +247,8 @@ def _start_store(warp: Any, addresses: np.ndarray, signals: np.ndarray, values: 
 
     def land() -> None:
         block.shared.write(offsets, values, element)
+        traffic = warp.machine.statistics.traffic
+        traffic["shared write by asynchronous copies"] += width * len(offsets)
         for barrier in barriers:
             barrier.in_flight -= 1
             barrier.complete(width)
