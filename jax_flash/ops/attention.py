@@ -19,7 +19,8 @@ from jax.ad_checkpoint import checkpoint_name
 from jax_flash.ops.arguments import Call
 from jax_flash.ops.dispatch import KernelCall, Route
 from jax_flash.ops.emulation import emulate_operation
-from jax_flash.ops.ffi_calls import call_operation
+from jax_flash.ops.explicit_sharding import on_each_device
+from jax_flash.ops.partitioning import call_operation
 from jax_flash.ops.primitives import kernels_only
 from jax_flash.reference.batching import batch_alike, batch_as_leading_dimension
 from jax_flash.reference.chunked import unify_varying_axes
@@ -42,8 +43,12 @@ def attend(call: Call, route: Route) -> Results:
     and sinks. In `jax.checkpoint` policies they are named "flash_out" and "flash_lse": a policy
     that saves both names does not run the forward pass again.
     """
+
+    def on_this_device(*operands: Any) -> Results:
+        return _attend(route, *unify_varying_axes(operands))
+
     operands = call.query, call.key, call.value, call.semantics
-    return _attend(route, *unify_varying_axes(operands))
+    return Results(*on_each_device(on_this_device, *operands))
 
 
 def forward_pass(call: Call, route: Route) -> Results:

@@ -26,10 +26,10 @@ _BOUND_LIMIT = 2**30
 """A band bound of this size hides everything or nothing, as no position reaches it."""
 
 
-def call_operation(
+def call_handler(
     operation: Operation, call: KernelCall, operands: Mapping[str, jax.Array]
 ) -> dict[str, jax.Array]:
-    """Runs an operation's kernels.
+    """Runs an operation's kernels on arrays that this device has in full.
 
     Args:
       operation: the forward or backward operation of `call`.
