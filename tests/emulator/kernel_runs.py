@@ -12,6 +12,8 @@ from jax_flash.emulator.statistics import Statistics
 from jax_flash.spec.arch import Arch
 from jax_flash.spec.band_mask import Band, kernel_band
 from jax_flash.spec.launch_plan import Operation, backward_operation, forward_operation
+from jax_flash.spec.problem import Feature
+from jax_flash.spec.tile_table import BACKWARD_TILES, FORWARD_TILES, smallest_tile_dims
 from jax_flash.spec.variant import DType
 
 Arrays = dict[str, np.ndarray]
@@ -23,6 +25,8 @@ class Problem:
 
     dtype: DType = DType.BF16
     head_dim: int = 64
+    value_head_dim: int | None = None
+    """Dv; None is D."""
     batch: int = 1
     query_length: int
     key_length: int
@@ -32,6 +36,12 @@ class Problem:
     """Upper bound of the band; None is the full mask."""
     lower: int | None = None
     """Lower bound of the band: a window's left side."""
+    query_offset: tuple[int, ...] | None = None
+    """For each batch element: added to the band's bounds."""
+    query_lengths: tuple[int, ...] | None = None
+    """For each batch element; what lies past them is NaN."""
+    key_lengths: tuple[int, ...] | None = None
+    sinks: bool = False
     deterministic: bool = False
 
     @property
@@ -40,9 +50,20 @@ class Problem:
         return kernel_band(Band(lower=self.lower, upper=self.upper))
 
     @property
+    def features(self) -> frozenset[Feature]:
+        """What the call has beyond its band."""
+        given = {
+            Feature.QUERY_OFFSET_ARRAY: self.query_offset is not None,
+            Feature.QUERY_LENGTHS: self.query_lengths is not None,
+            Feature.KEY_LENGTHS: self.key_lengths is not None,
+            Feature.SINKS: self.sinks,
+        }
+        return frozenset(feature for feature, is_given in given.items() if is_given)
+
+    @property
     def head_dims(self) -> tuple[int, int]:
-        """D and Dv of the tile."""
-        return self.head_dim, self.head_dim
+        """D and Dv."""
+        return self.head_dim, self.value_head_dim or self.head_dim
 
     @property
     def scale(self) -> float:
@@ -50,37 +71,75 @@ class Problem:
         return self.head_dim**-0.5
 
     def inputs(self, seed: int = 0) -> Arrays:
-        """Returns query, key, value, d_output and d_lse."""
+        """Returns query, key, value, d_output and d_lse, and the optional operands."""
         rng = np.random.default_rng(seed)
         element = ELEMENT_TYPES[self.dtype]
 
-        def draw(length: int, heads: int) -> np.ndarray:
-            shape = (self.batch, length, heads, self.head_dim)
-            return rng.standard_normal(shape).astype(element)
+        def draw(length: int, heads: int, columns: int) -> np.ndarray:
+            return rng.standard_normal((self.batch, length, heads, columns)).astype(element)
 
-        return {
-            "query": draw(self.query_length, self.query_heads),
-            "key": draw(self.key_length, self.key_heads),
-            "value": draw(self.key_length, self.key_heads),
-            "d_output": draw(self.query_length, self.query_heads),
+        columns, value_columns = self.head_dims
+        arrays = {
+            "query": draw(self.query_length, self.query_heads, columns),
+            "key": draw(self.key_length, self.key_heads, columns),
+            "value": draw(self.key_length, self.key_heads, value_columns),
+            "d_output": draw(self.query_length, self.query_heads, value_columns),
             "d_lse": rng.standard_normal((self.batch, self.query_length, self.query_heads)).astype(
                 np.float32
             ),
         }
+        for name, lengths, padded in (
+            ("query_lengths", self.query_lengths, ("query", "d_output")),
+            ("key_lengths", self.key_lengths, ("key", "value")),
+        ):
+            if lengths is not None:
+                arrays[name] = np.array(lengths, np.int32)
+                for index, length in enumerate(lengths):
+                    for operand in padded:
+                        arrays[operand][index, length:] = np.nan
+        if self.query_offset is not None:
+            arrays["query_offset"] = np.array(self.query_offset, np.int32)
+        if self.sinks:
+            shape = (self.batch, self.query_heads)
+            arrays["sinks"] = rng.standard_normal(shape).astype(np.float32)
+        return arrays
 
     def forward(self) -> Operation:
         """Returns the forward operation."""
-        return forward_operation(Arch.SM90A, self.dtype, self.head_dims, self.band.mask)
+        dims = smallest_tile_dims(FORWARD_TILES, Arch.SM90A, self.head_dims)
+        assert dims is not None, self
+        return forward_operation(Arch.SM90A, self.dtype, dims, self.band.mask, self.features)
 
     def backward(self) -> Operation:
         """Returns the backward operation."""
+        dims = smallest_tile_dims(BACKWARD_TILES, Arch.SM90A, self.head_dims)
+        assert dims is not None, self
         return backward_operation(
             Arch.SM90A,
             self.dtype,
-            self.head_dims,
+            dims,
             self.band.mask,
+            self.features,
             deterministic=self.deterministic,
         )
+
+    def visible(self) -> np.ndarray:
+        """Returns which pairs ``[B, 1, T, S]`` may attend."""
+        query, key = np.arange(self.query_length)[:, None], np.arange(self.key_length)
+        visible = np.ones((self.batch, 1, self.query_length, self.key_length), bool)
+        for index in range(self.batch):
+            distance = key - query
+            if self.query_offset is not None:
+                distance = distance - self.query_offset[index]
+            if self.upper is not None:
+                visible[index] &= distance <= self.upper
+            if self.lower is not None:
+                visible[index] &= distance >= self.lower
+            if self.query_lengths is not None:
+                visible[index] &= query < self.query_lengths[index]
+            if self.key_lengths is not None:
+                visible[index] &= key < self.key_lengths[index]
+        return visible
 
 
 def run_forward(problem: Problem, directory: Path, options: Options, seed: int = 0) -> Arrays:
@@ -117,22 +176,24 @@ def run_both(problem: Problem, directory: Path, options: Options, seed: int = 0)
 
 def exact(problem: Problem, seed: int = 0) -> Arrays:
     """Returns output, log-sum-exp and gradients by their formulas, in float64."""
-    inputs = {name: array.astype(np.float64) for name, array in problem.inputs(seed).items()}
+    inputs = {
+        name: np.nan_to_num(array.astype(np.float64))
+        for name, array in problem.inputs(seed).items()
+    }
     group = problem.query_heads // problem.key_heads
     query, d_output = (inputs[name].transpose(0, 2, 1, 3) for name in ("query", "d_output"))
     key, value = (
         np.repeat(inputs[name], group, axis=2).transpose(0, 2, 1, 3) for name in ("key", "value")
     )
     scores = query @ key.swapaxes(-1, -2) * problem.scale
-    distance = np.arange(problem.key_length) - np.arange(problem.query_length)[:, None]
-    if problem.upper is not None:
-        scores = np.where(distance <= problem.upper, scores, -np.inf)
-    if problem.lower is not None:
-        scores = np.where(distance >= problem.lower, scores, -np.inf)
-    top = scores.max(-1, keepdims=True)
+    scores = np.where(problem.visible(), scores, -np.inf)
+    sinks = np.full((*scores.shape[:-1], 1), -np.inf)
+    if problem.sinks:
+        sinks = np.broadcast_to(inputs["sinks"][:, :, None, None], sinks.shape)
+    top = np.maximum(scores.max(-1, keepdims=True), sinks)
     top = np.where(np.isfinite(top), top, 0)
     weights = np.exp(scores - top)
-    total = weights.sum(-1, keepdims=True)
+    total = weights.sum(-1, keepdims=True) + np.exp(sinks - top)
     with np.errstate(divide="ignore"):
         lse = np.where(total > 0, top + np.log(total), -np.inf)[..., 0]
     weights = np.divide(weights, total, out=np.zeros_like(weights), where=total > 0)

@@ -54,7 +54,70 @@ PROBLEMS = {
         query_length=150, key_length=290, head_dim=128, lower=40, deterministic=True
     ),
     "one query, one key": Problem(query_length=1, key_length=1, head_dim=128),
+    "lengths, grouped": Problem(
+        query_length=140,
+        key_length=300,
+        batch=2,
+        query_heads=2,
+        query_lengths=(140, 33),
+        key_lengths=(130, 300),
+    ),
+    "lengths, causal, offsets, D=128, deterministic": Problem(
+        query_length=100,
+        key_length=260,
+        head_dim=128,
+        batch=3,
+        upper=0,
+        query_offset=(160, 10, -50),
+        query_lengths=(100, 70, 100),
+        key_lengths=(260, 77, 0),
+        deterministic=True,
+    ),
+    "window, offsets, lengths of keys": Problem(
+        query_length=200,
+        key_length=330,
+        batch=2,
+        lower=-90,
+        upper=10,
+        query_offset=(130, 0),
+        key_lengths=(301, 64),
+    ),
+    "sinks, causal, grouped, f16": Problem(
+        dtype=DType.F16,
+        query_length=150,
+        key_length=150,
+        query_heads=4,
+        key_heads=2,
+        upper=-20,
+        sinks=True,
+    ),
+    "sinks, lengths, D=128": Problem(
+        query_length=70, key_length=150, head_dim=128, sinks=True, key_lengths=(101,)
+    ),
+    "narrow heads, deterministic": Problem(
+        query_length=140, key_length=200, head_dim=40, value_head_dim=56, deterministic=True
+    ),
+    "D=104, Dv=72, causal": Problem(
+        query_length=130, key_length=150, head_dim=104, value_head_dim=72, upper=20
+    ),
 }
+FORWARD_PROBLEMS = {
+    "D=192, Dv=128, causal": Problem(
+        query_length=150, key_length=280, head_dim=192, value_head_dim=128, upper=130
+    ),
+    "D=256, f16, lengths, sinks": Problem(
+        dtype=DType.F16,
+        query_length=140,
+        key_length=200,
+        head_dim=256,
+        key_lengths=(170,),
+        sinks=True,
+    ),
+    "D=200, Dv=136, window": Problem(
+        query_length=140, key_length=200, head_dim=200, value_head_dim=136, lower=-60, upper=20
+    ),
+}
+"""Head dimensions that have no backward kernels."""
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
@@ -62,6 +125,14 @@ PROBLEMS = {
 def test_forward_and_backward(problem: str, schedule: str, kernel_directory: Path):
     case = PROBLEMS[problem]
     results = run_both(case, kernel_directory, Options(schedule=SCHEDULES[schedule]))
+    assert_close(results, exact(case), case.dtype)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("problem", FORWARD_PROBLEMS)
+def test_forward(problem: str, schedule: str, kernel_directory: Path):
+    case = FORWARD_PROBLEMS[problem]
+    results = run_forward(case, kernel_directory, Options(schedule=SCHEDULES[schedule]))
     assert_close(results, exact(case), case.dtype)
 
 

@@ -154,10 +154,10 @@ def test_statistics_of_a_kernel_are_what_the_algorithm_needs(kernel_directory: P
         Options(schedule=Schedule(order="round_robin", landing="eager")),
     )
     (counted,) = statistics.values()
-    # Two products of T x S x D each, and one ex2 for each score.
+    # Two products of T x S x D each, and one ex2 for each score; a dozen more for each row.
     assert counted.tensor_operations["wgmma bfloat16"] == 2 * 384 * 256 * 64
     special = sum(n for (_, kind), n in counted.instructions.items() if kind == "special function")
-    assert 384 * 256 // 32 <= special <= 1.1 * 384 * 256 / 32
+    assert 384 * 256 // 32 <= special <= 384 * (256 + 12 * 4) // 32
     # A multiply and a subtraction before each ex2, a comparison and a sum.
     floats = sum(n for (_, kind), n in counted.instructions.items() if kind == "floating point")
     assert floats >= 4 * 384 * 256 // 32
