@@ -261,11 +261,15 @@ def _explicit_axes(array: jax.Array, dimension: int) -> tuple[str, ...]:
 
 def _with_axes_of_query(placement: Placement, query: jax.Array) -> Placement:
     """Fills in the axes of batch and heads where the type of query tells them."""
-    batch = _explicit_axes(query, 0) if query.ndim > 3 else ()
+
+    def axes(dimension: int) -> tuple[str, ...]:
+        found = _explicit_axes(query, dimension)
+        return () if placement.axis_name in found else found
+
     return replace(
         placement,
-        batch_axes=placement.batch_axes or batch,
-        head_axes=placement.head_axes or _explicit_axes(query, query.ndim - 2),
+        batch_axes=placement.batch_axes or (axes(0) if query.ndim > 3 else ()),
+        head_axes=placement.head_axes or axes(query.ndim - 2),
     )
 
 
@@ -288,7 +292,7 @@ def _place(placement: Placement, name: str, array: jax.Array, spec: PartitionSpe
     for dimension, axes in enumerate(wanted):
         has = _explicit_axes(array, dimension)
         needs = tuple(axis for axis in axes if types[axis] is AxisType.Explicit)
-        if has[: len(needs)] == needs:
+        if has[: len(needs)] == needs and manual.isdisjoint(has[len(needs) :]):
             merged.append(has)
         elif manual.isdisjoint(has):
             merged.append(needs + has)
