@@ -77,6 +77,8 @@ class Row:
     keys: int
     heads: int
     key_heads: int
+    features: str
+    """What the call has beyond its mask."""
     step: str
     """Type whose steps `largest_steps` counts."""
     values: int

@@ -48,6 +48,7 @@ def test_rows_of_the_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         keys=2,
         heads=3,
         key_heads=1,
+        features="",
         step="float32",
         values=3,
         equal_bits=1.0,
