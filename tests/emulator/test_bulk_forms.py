@@ -329,3 +329,31 @@ def test_hints_and_prefetches_change_nothing():
     assert (out[0].view(np.float32) == expected_box(2, 0.0).reshape(-1)).all()
     with pytest.raises(PtxError, match="modifier"):
         run("prefetch.global.L2.fast [%d3];" + body, TENSOR, a_map(2), bytes_=size)
+
+
+READ_BACK = """
+    cp.async.bulk.global.shared::cta.bulk_group [%d3], [%r1+1024], 16;
+    cp.async.bulk.commit_group;
+    cp.async.bulk.wait_groupREAD 0;
+    ld.global.b32 %r10, [%d3];
+    st.global.b32 [%d4], %r10;
+    cp.async.bulk.wait_group 0;
+"""
+
+
+def test_a_read_is_not_yet_a_write():
+    """`.read` lets the source be overwritten; only the full wait makes the destination new."""
+
+    def seen(read: str, schedule: Schedule) -> int:
+        body = STORED.replace("cp.async.bulk.commit_group;\n    cp.async.bulk.wait_group 0;", "")
+        body = body.replace("[%r9], %r10;", "[%r9+1024], %r9;")
+        body = body.replace("STORE\n", READ_BACK.replace("READ", read))
+        out, _ = run(body, np.full(32, 7, np.uint32), bytes_=128, schedule=schedule)
+        return int(out[0].view(np.uint32)[0])
+
+    schedules = [
+        Schedule(order="random", landing=k, seed=s) for k in ("lazy", "random") for s in (1, 2)
+    ]
+    assert all(seen("", schedule) == 1024 for schedule in schedules)
+    early = {seen(".read", schedule) for schedule in schedules}
+    assert 7 in early and early <= {7, 1024}

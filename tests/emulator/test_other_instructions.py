@@ -192,3 +192,67 @@ def test_reads_before_writes_of_generic_addresses_are_found():
             "cvt.u64.u32 %d1, %shared; cvta.shared.u64 %d1, %d1; ld.b32 %r1, [%d1];",
             shared_bytes=16,
         )
+
+
+def test_reductions_of_floats_over_lanes():
+    """`redux.sync` of float32: magnitudes with `.abs`; NaN wins with `.NaN` and loses without."""
+    x = np.linspace(-4, 3, 32, dtype=np.float32)
+    x[7] = np.nan
+    out = run_snippet(
+        "redux.sync.min.f32 %a, %x, -1; redux.sync.max.abs.f32 %b, %x, -1;"
+        " redux.sync.max.NaN.f32 %c, %x, -1; redux.sync.xor.b32 %e, %lane, -1;"
+        " redux.sync.min.s32 %f, %z, -1; redux.sync.and.b32 %g, %z, -1;",
+        inputs={"x": x, "z": np.arange(-9, 23, dtype=np.int32)},
+        outputs={
+            **dict.fromkeys("abc", np.float32),
+            "e": np.uint32,
+            "f": np.int32,
+            "g": np.uint32,
+        },
+    ).outputs
+    assert (out["a"] == -4).all() and (out["b"] == 4).all() and np.isnan(out["c"]).all()
+    assert (out["e"] == 0).all() and (out["f"] == -9).all() and (out["g"] == 0).all()
+    with pytest.raises(PtxError):
+        run_snippet("redux.sync.add.f32 %r1, %r2, -1;")
+
+
+def test_matches_votes_and_shuffles_with_their_predicates():
+    out = run_snippet(
+        "shr.u32 %r1, %lane, 3; match.any.sync.b32 %a, %r1, -1; mov.b32 %r2, 5;"
+        " match.all.sync.b32 %b|%p, %r2, -1; match.all.sync.b32 %c|%q, %r1, -1;"
+        " setp.lt.u32 %p1, %lane, 32; vote.sync.uni.pred %u, %p1, -1;"
+        " setp.lt.u32 %p2, %lane, 3; vote.sync.uni.pred %v, !%p2, -1;"
+        " shfl.sync.down.b32 %s|%t, %lane, 4, 0x1f, -1;",
+        outputs={**dict.fromkeys("abcs", np.uint32), **dict.fromkeys("pquvt", bool)},
+    ).outputs
+    lane = np.arange(32)
+    assert out["a"].tolist() == [0xFF << 8 * (n // 8) for n in range(32)]
+    assert (out["b"] == 0xFFFFFFFF).all() and out["p"].all()
+    assert (out["c"] == 0).all() and not out["q"].any()
+    assert out["u"].all() and not out["v"].any()
+    assert out["s"].tolist() == np.where(lane < 28, lane + 4, lane).tolist()
+    assert (out["t"] == (lane < 28)).all()
+
+
+@pytest.mark.parametrize("mode", ["rn", "rz", "rm", "rp"])
+def test_pairs_are_rounded_like_their_halves(mode: str):
+    rng = np.random.default_rng(8)
+    x, y = (rng.standard_normal(64).astype(np.float32) for _ in range(2))
+    body = ""
+    for name in ("add", "mul", "sub"):
+        body += f"{name}.{mode}.f32x2 %{name}, %x, %y;"
+    body += f"fma.{mode}.f32x2 %fma, %x, %y, %y;"
+    names = ("add", "mul", "sub", "fma")
+    paired = run_snippet(
+        body,
+        inputs={"x": x.view(np.uint64), "y": y.view(np.uint64)},
+        outputs=dict.fromkeys(names, np.uint64),
+    ).outputs
+    for half in range(2):
+        alone = run_snippet(
+            body.replace("f32x2", "f32"),
+            inputs={"x": x[half::2], "y": y[half::2]},
+            outputs=dict.fromkeys(names, np.float32),
+        ).outputs
+        for name in names:
+            assert (paired[name].view(np.float32)[half::2] == alone[name]).all(), name
