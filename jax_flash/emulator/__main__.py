@@ -44,6 +44,9 @@ def main(arguments: list[str] | None = None) -> int:
 
     arrays = {"query": draw(given.queries), "key": draw(given.keys), "value": draw(given.keys)}
     band = Band(upper=given.keys - given.queries) if given.causal else Band()
+    scores = given.heads * sum(
+        sum(band.sees(query, key) for key in range(given.keys)) for query in range(given.queries)
+    )
     schedule = Schedule(order=given.order, landing=given.landing, seed=given.seed)
     options = Options(schedule=schedule, checks=Checks(bank_conflicts=True))
     target = (Arch.SM90A, dtype, (given.head_dim, given.head_dim), band.mask)
@@ -59,7 +62,7 @@ def main(arguments: list[str] | None = None) -> int:
             options=options,
         )
         for name, counted in statistics.items():
-            print(unit_report(name, counted, MACHINES[given.machine]))
+            print(unit_report(name, counted, MACHINES[given.machine], scores=scores))
         if operation is forward:
             arrays |= {"output": results["output"], "lse": results["lse"]}
             arrays |= {"d_output": draw(given.queries), "d_lse": np.zeros_like(results["lse"])}
