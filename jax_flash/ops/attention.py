@@ -76,27 +76,49 @@ def backward_pass(call: Call, route: Route, results: Results, cotangents: Result
     return _backward(*unify_varying_axes(operands), route=route)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _attend(
     route: Route, query: jax.Array, key: jax.Array, value: jax.Array, semantics: Semantics
 ) -> Results:
-    return _forward(query, key, value, semantics, route=route)
-
-
-def _attend_fwd(
-    route: Route, query: jax.Array, key: jax.Array, value: jax.Array, semantics: Semantics
-) -> tuple[Results, Any]:
-    output, lse = _forward(query, key, value, semantics, route=route)
+    # The forward pass runs outside of the function with the gradient, which hands its results on:
+    # JAX's next remat (jax_remat3) does not look for names inside of a custom_vjp's rule.
+    without_gradient = jax.lax.stop_gradient((query, key, value, semantics))
+    results = _forward(*without_gradient, route=route)
     # XLA for GPUs fuses a custom call with the update of the buffer that `scan` stacks a residual
     # in, and clones the call where its result has other uses: the kernel would run twice a layer.
     # It does not look through a barrier.
-    output, lse = jax.lax.optimization_barrier((output, lse))
+    output, lse = jax.lax.optimization_barrier(tuple(results))
     # Both names: a policy that saves only one of them would run the forward pass again.
     results = Results(checkpoint_name(output, "flash_out"), checkpoint_name(lse, "flash_lse"))
+    return _with_gradient(route, query, key, value, semantics, jax.lax.stop_gradient(results))
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _with_gradient(
+    route: Route,
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    semantics: Semantics,
+    results: Results,
+) -> Results:
+    """Returns `results`, those of the other arguments, with their gradient."""
+    del route, query, key, value, semantics
+    return results
+
+
+def _with_gradient_fwd(
+    route: Route,
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    semantics: Semantics,
+    results: Results,
+) -> tuple[Results, Any]:
+    del route
     return results, (query, key, value, semantics, results)
 
 
-def _attend_bwd(route: Route, residuals: Any, cotangents: Results) -> tuple[Any, ...]:
+def _with_gradient_bwd(route: Route, residuals: Any, cotangents: Results) -> tuple[Any, ...]:
     query, key, value, semantics, results = residuals
     gradients = _backward(query, key, value, semantics, results, cotangents, route=route)
     # None stands for the cotangent of an integer or bool array, which has no gradient.
@@ -108,10 +130,10 @@ def _attend_bwd(route: Route, residuals: Any, cotangents: Results) -> tuple[Any,
         bias=gradients.bias,
         sinks=gradients.sinks,
     )
-    return gradients.query, gradients.key, gradients.value, d_semantics
+    return gradients.query, gradients.key, gradients.value, d_semantics, None
 
 
-_attend.defvjp(_attend_fwd, _attend_bwd)
+_with_gradient.defvjp(_with_gradient_fwd, _with_gradient_bwd)
 
 
 @jax.custom_jvp
