@@ -27,11 +27,12 @@ def rows_to_accumulator(rows: np.ndarray) -> np.ndarray:
 
 
 def operand_a_to_rows(registers: np.ndarray, dtype: Any) -> np.ndarray:
-    """Returns the matrix ``(16, K)`` of inputs that four registers ``(4, 32)`` of a warp hold.
+    """Returns the matrix ``(16, K)`` of inputs that 2 or 4 registers ``(n, 32)`` of a warp hold.
 
-    Register ``2 h + i`` of lane ``4 g + q`` is row ``g + 8 i``, columns ``h K / 2 + e q ...`` of
+    Register ``2 h + i`` of lane ``4 g + q`` is row ``g + 8 i``, columns ``4 e h + e q ...`` of
     ``e = 4 / size`` elements each.
     """
-    each = 4 // np.dtype(dtype).itemsize
-    elements = np.ascontiguousarray(registers).view(dtype).reshape(2, 2, 8, 4, each)  # h i g q e
-    return elements.transpose(1, 2, 0, 3, 4).reshape(16, 8 * each)
+    each, halves = 4 // np.dtype(dtype).itemsize, len(registers) // 2
+    elements = np.ascontiguousarray(registers).view(dtype)
+    elements = elements.reshape(halves, 2, 8, 4, each)  # h i g q e
+    return elements.transpose(1, 2, 0, 3, 4).reshape(16, 4 * each * halves)

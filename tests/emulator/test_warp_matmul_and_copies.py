@@ -11,7 +11,6 @@ from jax_flash.emulator.schedule import Schedule
 
 from .snippet import run_snippet
 
-BF16 = ml_dtypes.bfloat16
 LANE = np.arange(32)
 SCHEDULES = [
     Schedule(order="round_robin", landing="eager"),
@@ -20,24 +19,49 @@ SCHEDULES = [
 ]
 
 
-def test_mma_m16n8k16():
-    """Figures "MMA .m16n8k16 fragment layout" of A, B and C, element by element."""
+TYPES = {
+    "f16": np.dtype(np.float16),
+    "bf16": np.dtype(ml_dtypes.bfloat16),
+    "e4m3": np.dtype(ml_dtypes.float8_e4m3fn),
+    "e5m2": np.dtype(ml_dtypes.float8_e5m2),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "depth"),
+    [("bf16", 16), ("f16", 16), ("bf16", 8), ("f16", 8), ("e4m3", 32), ("e5m2", 32), ("e4m3", 16)],
+)
+def test_mma(name: str, depth: int):
+    """Figures "MMA .m16n8kK fragment layout" of A, B and C, element by element.
+
+    A register holds neighbours along K, those of four lanes side by side; the second half of K,
+    where there is one, is in further registers.
+    """
     rng = np.random.default_rng(2)
-    a, b = (rng.integers(-9, 9, shape).astype(np.float32) for shape in ((16, 16), (16, 8)))
+    a, b = (rng.integers(-4, 5, shape).astype(np.float32) for shape in ((16, depth), (depth, 8)))
     c = rng.integers(-9, 9, (16, 8)).astype(np.float32)
-    inputs = {}
     group, place = LANE // 4, LANE % 4
+    each = 4 // TYPES[name].itemsize
+    halves = depth // (4 * each)
+    inputs = {}
+
+    def packed(elements: list[np.ndarray]) -> np.ndarray:
+        return np.stack(elements, axis=1).astype(TYPES[name]).view(np.uint32)[:, 0]
+
+    for half in range(halves):
+        depths = [each * place + e + 4 * each * half for e in range(each)]
+        for i in range(2):
+            inputs[f"a{2 * half + i}"] = packed([a[group + 8 * i, k] for k in depths])
+        inputs[f"b{half}"] = packed([b[k, group] for k in depths])
     for register in range(4):
-        row = group + 8 * (register % 2)
-        pairs = [a[row, 2 * place + half + 8 * (register // 2)] for half in (0, 1)]
-        inputs[f"a{register}"] = np.stack(pairs, axis=1).astype(BF16).view(np.uint32)[:, 0]
         inputs[f"c{register}"] = c[group + 8 * (register // 2), 2 * place + register % 2]
-    for register in range(2):
-        pairs = [b[2 * place + half + 8 * register, group] for half in (0, 1)]
-        inputs[f"b{register}"] = np.stack(pairs, axis=1).astype(BF16).view(np.uint32)[:, 0]
+
+    def vector(letter: str, count: int) -> str:
+        return "{" + ", ".join(f"%{letter}{i}" for i in range(count)) + "}"
+
     out = run_snippet(
-        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%d0, %d1, %d2, %d3},"
-        " {%a0, %a1, %a2, %a3}, {%b0, %b1}, {%c0, %c1, %c2, %c3};".replace("%d", "%o"),
+        f"mma.sync.aligned.m16n8k{depth}.row.col.f32.{name}.{name}.f32 {vector('o', 4)},"
+        f" {vector('a', 2 * halves)}, {vector('b', halves)}, {vector('c', 4)};",
         inputs=inputs,
         outputs={f"o{register}": np.float32 for register in range(4)},
     ).outputs

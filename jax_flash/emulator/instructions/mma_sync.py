@@ -20,14 +20,14 @@ _SHAPE = re.compile(r"^m16n8k(\d+)$")
 
 
 def operand_b_to_rows(registers: np.ndarray, dtype: Any) -> np.ndarray:
-    """Returns the matrix ``(8, K)``, N first, that two registers ``(2, 32)`` of a warp hold.
+    """Returns the matrix ``(8, K)``, N first, that one or two registers ``(n, 32)`` of a warp hold.
 
-    Register ``h`` of lane ``4 g + q`` is column ``g`` of B, rows ``h K / 2 + e q ...`` of
+    Register ``h`` of lane ``4 g + q`` is column ``g`` of B, rows ``4 e h + e q ...`` of
     ``e = 4 / size`` elements each.
     """
-    each = 4 // np.dtype(dtype).itemsize
-    elements = np.ascontiguousarray(registers).view(dtype).reshape(2, 8, 4, each)  # h g q e
-    return elements.transpose(1, 0, 2, 3).reshape(8, 8 * each)
+    each, halves = 4 // np.dtype(dtype).itemsize, len(registers)
+    elements = np.ascontiguousarray(registers).view(dtype).reshape(halves, 8, 4, each)  # h g q e
+    return elements.transpose(1, 0, 2, 3).reshape(8, 4 * each * halves)
 
 
 @instruction(
@@ -53,10 +53,11 @@ def matmul(context: Context) -> Run:
         raise PtxError(f"inputs {a_name}, {b_name} are not implemented")
     context.modifiers.clear()
     a_dtype, b_dtype = INPUTS[a_name], INPUTS[b_name]
-    if int(match.group(1)) * np.dtype(a_dtype).itemsize != 32:
+    depth_bytes = int(match.group(1)) * np.dtype(a_dtype).itemsize
+    if depth_bytes not in (16, 32):
         raise PtxError(f"{match.group()} does not exist for {a_name}, or is not implemented")
     items = [context.items(operand) for operand in context.operands]
-    if [len(part) for part in items] != [4, 4, 2, 4]:
+    if [len(part) for part in items] != [4, depth_bytes // 8, depth_bytes // 16, 4]:
         raise PtxError(f"operands of {[len(part) for part in items]} registers")
     d = np.array([context.destination(item, _F32) for item in items[0]])
     a, b = (np.array([context.source(item, _B32) for item in part]) for part in items[1:3])
