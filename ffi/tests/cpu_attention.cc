@@ -9,6 +9,7 @@ namespace jax_flash {
 namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
+constexpr float kLog2E = 1.44269504f;
 
 std::atomic<int64_t> forward_calls{0};
 std::atomic<int64_t> backward_calls{0};
@@ -81,7 +82,7 @@ ffi::Error Write(const Call& call, std::string_view name, const std::vector<floa
   return ffi::Error::Success();
 }
 
-// NaN in every byte of a workspace: what a caller must not look at.
+// NaN in every element of a workspace that a caller must not look at.
 void Spoil(const Call& call, std::string_view name) {
   const Buffer* buffer = call.FindBuffer(name);
   if (buffer != nullptr) std::memset(buffer->data, 0xff, 4 * Elements(*buffer));
@@ -220,11 +221,20 @@ ffi::Error CpuAttention::Backward(const Call& call) const {
   JAX_FLASH_RETURN_IF_ERROR(ReadFloats(call, "d_output", &d_output));
   JAX_FLASH_RETURN_IF_ERROR(ReadFloats(call, "d_lse", &d_lse));
   std::vector<float> d_query(query_.size()), d_key(key_.size()), d_value(value_.size());
+  // Row statistics, [batch, heads, padded queries], as the kernels leave them.
+  const Buffer* const rows = call.FindBuffer("delta");
+  if (rows == nullptr) return InvalidArgument("the call has no result delta");
+  const int64_t padded_length = rows->dimensions[rows->dimensions.size() - 1];
+  std::vector<float> deltas(batch_ * query_heads_ * padded_length);
+  std::vector<float> lse_log2(deltas.size(), kInfinity);
   ForEachRow([&](const Row& row) {
     const int64_t scalar = QueryStart(row, 1);
     if (lse[scalar] == -kInfinity || !IsValidQuery(row)) return;
     const int64_t wide = QueryStart(row, value_head_dim_);
     const float delta = Dot(&output[wide], &d_output[wide], value_head_dim_) - d_lse[scalar];
+    const int64_t index = (row.batch * query_heads_ + row.head) * padded_length + row.query;
+    deltas[index] = delta;
+    lse_log2[index] = lse[scalar] * kLog2E;
     for (int64_t key = 0; key < key_length_; ++key) {
       if (!MayAttend(row, key)) continue;
       const float logit = Logit(row, key);
@@ -239,6 +249,8 @@ ffi::Error CpuAttention::Backward(const Call& call) const {
       AddScaled(&d_value[value], weight, &d_output[wide], value_head_dim_);
     }
   });
+  JAX_FLASH_RETURN_IF_ERROR(Write(call, "delta", deltas));
+  JAX_FLASH_RETURN_IF_ERROR(Write(call, "lse_log2", lse_log2));
   JAX_FLASH_RETURN_IF_ERROR(Write(call, "d_query", d_query));
   JAX_FLASH_RETURN_IF_ERROR(Write(call, "d_key", d_key));
   return Write(call, "d_value", d_value);
@@ -257,9 +269,7 @@ ffi::Error Run(ffi::RemainingArgs operands, ffi::RemainingRets results,
   const bool backward = call.FindBuffer("d_output") != nullptr;
   ++(backward ? backward_calls : forward_calls);
   if (!backward) return attention.Forward(call);
-  for (const char* name : {"lse_log2", "delta", "dq_accumulator", "dq_semaphores"}) {
-    Spoil(call, name);
-  }
+  for (const char* name : {"dq_accumulator", "dq_semaphores"}) Spoil(call, name);
   return attention.Backward(call);
 }
 

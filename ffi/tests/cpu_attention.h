@@ -23,7 +23,7 @@ class CpuAttention {
   // The results "output" and "lse".
   ffi::Error Forward(const Call& call) const;
 
-  // The results "d_query", "d_key" and "d_value".
+  // The results "d_query", "d_key", "d_value", "delta" and "lse_log2".
   ffi::Error Backward(const Call& call) const;
 
  private:
