@@ -11,6 +11,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from jax_flash.ops.device_plan import (
@@ -141,7 +142,12 @@ def _resharded(array: jax.Array, mesh: Any, spec: PartitionSpec) -> jax.Array:
 def _own_key_heads(plan: DevicePlan, arrays: dict[str, jax.Array]) -> dict[str, jax.Array]:
     if plan.key_heads_are_split:
         return arrays
-    return arrays | {name: plan.take_key_heads(arrays[name]) for name in ("key", "value")}
+
+    # In float32, so that the gradient, the transpose of all this, is summed over devices in it.
+    def take(array: jax.Array) -> jax.Array:
+        return plan.take_key_heads(array.astype(jnp.float32)).astype(array.dtype)
+
+    return arrays | {name: take(arrays[name]) for name in ("key", "value")}
 
 
 def _sharded_operand(name: str, array: jax.Array, axes: tuple[str, ...]) -> ShardedOperand:
