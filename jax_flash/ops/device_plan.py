@@ -26,7 +26,7 @@ _LETTERS = {
     "head_dim": "D",
     "value_head_dim": "Dv",
 }
-_SEQUENCE_AXES = ("query_length", "key_length")
+_HEAD_DIMS = ("head_dim", "value_head_dim")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +56,11 @@ def named_axes(leading: int, axes: tuple[str, ...], rank: int) -> tuple[str, ...
     """
     names = (*(f"batch_{index}" for index in range(leading)), *axes)
     return names[len(names) - rank :]
+
+
+def is_splittable(axis: str) -> bool:
+    """Whether devices may have parts of an axis: batch or heads."""
+    return axis.startswith("batch_") or axis in ("query_heads", "key_heads")
 
 
 def mesh_axes(spec: PartitionSpec, rank: int) -> tuple[MeshAxes, ...]:
@@ -162,7 +167,7 @@ def plan_devices(
         for axis, size, given in zip(operand.axes, operand.shape, operand.sharding, strict=True):
             if not given:
                 continue
-            if axis in _LETTERS and not axis.endswith("heads"):
+            if not is_splittable(axis):
                 raise ValueError(_unsplittable(operand, axis, size, given, mesh_sizes, reshard))
             name = "query_heads" if axis == "key_heads" else axis
             other = next((key for key, used in split.items() if set(used) & set(given)), name)
@@ -200,15 +205,16 @@ def _unsplittable(
     reshard: str,
 ) -> str:
     """Error text for a sharded sequence or head dimension."""
-    is_sequence = axis in _SEQUENCE_AXES
+    is_sequence = axis not in _HEAD_DIMS
     what = "its sequence axis" if is_sequence else "its head dimension"
+    named = _LETTERS.get(axis, axis)
     other = (
         "split sequences over devices with jax_flash.context_parallel"
         if is_sequence
         else "shard the heads instead"
     )
     return (
-        f"{operand.name} {tuple(operand.shape)} is sharded on {what} {_LETTERS[axis]}={size} over "
+        f"{operand.name} {tuple(operand.shape)} is sharded on {what} {named}={size} over "
         f"mesh axis {_described(given, mesh_sizes)}. jax_flash.attention needs that axis whole on "
         f"each device, and does not gather it unasked. Shard batch and heads only: {reshard}; or "
         f"{other}."

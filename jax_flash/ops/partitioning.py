@@ -25,6 +25,7 @@ from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 from jax_flash.ops.device_plan import (
     DevicePlan,
     ShardedOperand,
+    is_splittable,
     mesh_axes,
     named_axes,
     plan_devices,
@@ -36,7 +37,6 @@ from jax_flash.spec.launch_plan import Buffer, Operation
 
 _OF_RESULTS = ("output", "lse", "d_output", "d_lse")
 """Operands of the backward pass that are results of the forward pass, or their cotangents."""
-_SPLITTABLE = ("query_heads", "key_heads")
 _SHARED_BY_QUERY_HEADS = ("d_key", "d_value")
 
 _RESHARD = (
@@ -179,9 +179,9 @@ def _check_unnamed_parts(operation: Operation, leading: int, operands: Any, resu
             parts.setdefault(name, set()).add(size // part)
     query, key, value = operands[:3]
     alike = query.sharding == key.sharding == value.sharding
-    splittable = {name for name in parts if name in _SPLITTABLE or name.startswith("batch_")}
     if alike and all(
-        len(counts) == 1 and (name in splittable or counts == {1}) for name, counts in parts.items()
+        len(counts) == 1 and (is_splittable(name) or counts == {1})
+        for name, counts in parts.items()
     ):
         return
     local = ", ".join(
@@ -208,10 +208,8 @@ def _sharding_rule(operation: Operation, leading: int, operand_types: Any) -> Sd
     whole: list[str] = []
 
     def factor(kind: str, axis: str) -> str:
-        if axis in _SPLITTABLE:
-            return "query_heads" if same_heads else axis
-        if axis.startswith("batch_"):
-            return axis
+        if is_splittable(axis):
+            return "query_heads" if same_heads and axis == "key_heads" else axis
         name = f"{kind}_{axis}"
         if kind != "operand" and name not in whole:
             whole.append(name)
