@@ -107,6 +107,7 @@ PYTHON_SOURCES = [
     "jax_flash/ops/emulation.py",
     "jax_flash/ops/explanation.py",
     "jax_flash/ops/explicit_sharding.py",
+    "jax_flash/ops/exporting.py",
     "jax_flash/ops/ffi_calls.py",
     "jax_flash/ops/partitioning.py",
     "jax_flash/ops/primitives.py",

@@ -4,8 +4,8 @@
 >>> output = jax_flash.attention(query, key, value, is_causal=True)  # doctest: +SKIP
 
 See `attention` for the arguments, `explain` for which implementation a call uses and why,
-`jax_flash.context_parallel` for sequences sharded over devices, and `jax_flash.flax` for Flax
-modules.
+`jax_flash.context_parallel` for sequences sharded over devices, `export_checks` for `jax.export`,
+and `jax_flash.flax` for Flax modules.
 """
 
 import importlib
@@ -21,9 +21,17 @@ if TYPE_CHECKING:
 # The build imports `jax_flash.aot` in an environment that has the compiler but no jax.
 if importlib.util.find_spec("jax") is not None:
     from jax_flash import context_parallel
-    from jax_flash.api import Explanation, attention, explain
+    from jax_flash.api import Explanation, attention, explain, export_checks
 
-__all__ = ["Explanation", "__version__", "attention", "context_parallel", "explain", "flax"]
+__all__ = [
+    "Explanation",
+    "__version__",
+    "attention",
+    "context_parallel",
+    "explain",
+    "export_checks",
+    "flax",
+]
 
 
 def _version() -> str:

@@ -11,9 +11,10 @@ from jax_flash.ops.arguments import Arguments
 from jax_flash.ops.attention import attend
 from jax_flash.ops.dispatch import choose, decide
 from jax_flash.ops.explanation import Explanation, explanation_of
+from jax_flash.ops.exporting import export_checks
 from jax_flash.ops.validation import check_call
 
-__all__ = ["Explanation", "attention", "explain"]
+__all__ = ["Explanation", "attention", "explain", "export_checks"]
 
 Window = int | tuple[int | None, int | None]
 """Type of `local_window_size`."""

@@ -92,6 +92,7 @@ def test_public_names() -> None:
         "attention",
         "context_parallel",
         "explain",
+        "export_checks",
         "flax",
     }
     for name in jax_flash.__all__:

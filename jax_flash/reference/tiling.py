@@ -34,7 +34,9 @@ class Tiling:
     @classmethod
     def of(cls, length: int, widest: int) -> Tiling:
         """Cuts `length` positions into tiles of `widest`, or into one tile if they fit in one."""
-        return cls(length=length, width=min(length, widest))
+        if isinstance(length, int):
+            return cls(length=length, width=min(length, widest))
+        return cls(length=length, width=jax.core.min_dim(length, widest))
 
     @property
     def count(self) -> int:
