@@ -25,8 +25,7 @@ from jax_flash.spec.manifest import (
     write_manifest,
 )
 from jax_flash.spec.support import variants_to_build
-from jax_flash.spec.tile_table import BACKWARD_TILES, FORWARD_TILES
-from jax_flash.spec.variant import KernelRole, KernelVariant
+from jax_flash.spec.variant import KernelRole, KernelVariant, backward_tile_of, forward_tile_of
 
 DEFAULT_DIRECTORY = Path(__file__).resolve().parents[1] / "cubins"
 
@@ -79,7 +78,8 @@ def build_one(variant: KernelVariant, directory: Path) -> CubinEntry:
             f"{path.with_suffix('.ptx')} to see why (usually too many registers)"
         )
     plan = launch_plan(variant)
-    table = FORWARD_TILES if variant.role is KernelRole.FORWARD else BACKWARD_TILES
+    is_forward = variant.role is KernelRole.FORWARD
+    tile = forward_tile_of(variant) if is_forward else backward_tile_of(variant)
     return CubinEntry(
         name=variant.name,
         file=f"{variant.name}.cubin",
@@ -94,7 +94,7 @@ def build_one(variant: KernelVariant, directory: Path) -> CubinEntry:
         shared_memory_bytes=plan.shared_memory_bytes,
         registers=resources.registers,
         spill_bytes=resources.spill_bytes,
-        tile=asdict(table[variant.arch, variant.head_dims]),
+        tile=asdict(tile),
         toolchain=toolchain(),
         source_hash=source_hash(variant),
     )

@@ -182,7 +182,7 @@ def pack_parameters(
 
 
 def call_values(
-    call: CallMemory, operation: Operation, scale: float, band: Band
+    call: CallMemory, operation: Operation, scale: float, soft_cap: float, band: Band
 ) -> dict[str, int | float]:
     """Returns the dimensions and scalars that grids and scalar parameters are named by."""
     *leading, query_length, query_heads, head_dim = call.shapes["query"]
@@ -201,6 +201,7 @@ def call_values(
         "padded_head_dim": operation.padded_head_dim,
         "scale": float(np.float32(scale)),
         "scale_log2": float(np.float32(scale * math.log2(math.e))),
+        "soft_cap": float(np.float32(soft_cap)),
         "band_lower": _bound(band.lower),
         "band_upper": _bound(band.upper),
     }
@@ -264,6 +265,7 @@ def run_operation(
     arrays: Mapping[str, np.ndarray],
     *,
     scale: float,
+    soft_cap: float = 0.0,
     band: Band,
     directory: Path | None = None,
     options: Options | None = None,
@@ -274,6 +276,7 @@ def run_operation(
       operation: forward or backward, of `spec.launch_plan`.
       arrays: operands by name, ``[..., length, heads, columns]`` and ``[..., T, N]`` float32.
       scale: of the logits.
+      soft_cap: bound of the logits, 0 for none.
       band: the mask.
       directory: of the manifest; the package's own by default.
       options: interleaving and checks.
@@ -293,7 +296,7 @@ def run_operation(
         array = np.asarray(arrays[operand.name])
         dtype = _DTYPES.get(operand.dtype, element)
         call.add(operand.name, array.shape, dtype, array)
-    values = call_values(call, operation, scale, band)
+    values = call_values(call, operation, scale, soft_cap, band)
     leading = call.shapes["query"][:-3]
     for buffer in operation.results:
         shape = (*leading, *(int(values[axis]) for axis in buffer.axes))

@@ -22,12 +22,13 @@ from jax_flash.ops.emulation import emulate_operation
 from jax_flash.ops.explicit_sharding import on_each_device
 from jax_flash.ops.partitioning import call_operation
 from jax_flash.ops.primitives import kernels_only
+from jax_flash.ops.segments import segment_operands
 from jax_flash.reference.batching import batch_alike, batch_as_leading_dimension
 from jax_flash.reference.chunked import unify_varying_axes
 from jax_flash.reference.chunked_backward import Gradients, Results, chunked_backward
 from jax_flash.reference.chunked_forward import chunked_forward
 from jax_flash.reference.semantics import Semantics, align_leading_dimensions
-from jax_flash.spec.buffers import OPTIONAL_OPERANDS
+from jax_flash.spec.buffers import OPTIONAL_OPERANDS, SEGMENT_IDS
 from jax_flash.spec.launch_plan import Operation
 
 _Arrays = tuple[jax.Array, ...]
@@ -289,6 +290,8 @@ def _without_kernels(route: Route, head_dim: int, value_head_dim: int) -> Route:
 
 
 def _run(operation: Operation, call: KernelCall, named: _Named, route: Route) -> _Named:
+    if "query_segment_ids" in named:
+        named = named | segment_operands(operation, named)
     run_operation = emulate_operation if route.emulated else call_operation
     return run_operation(
         operation, call, _Named((name, named[name]) for name in operation.operand_names)
@@ -299,7 +302,7 @@ def _operands_of(semantics: Semantics, leading: tuple[Any, ...]) -> _Named:
     """Returns the arrays of the semantics that kernels take, with all leading dimensions."""
     named = _Named()
     aligned = align_leading_dimensions(semantics, len(leading))
-    for operand in OPTIONAL_OPERANDS.values():
+    for operand in (*OPTIONAL_OPERANDS.values(), *SEGMENT_IDS):
         array = getattr(aligned, operand.name)
         if array is not None:
             trailing = array.shape[array.ndim - len(operand.axes) :]

@@ -12,9 +12,9 @@ import jax.numpy as jnp
 from jax_flash.ops import registration
 from jax_flash.ops.arguments import Call
 from jax_flash.spec.arch import Arch, arch_of_compute_capability
-from jax_flash.spec.band_mask import Band, band_of, kernel_band
+from jax_flash.spec.band_mask import Band, band_of, kernel_band, with_both_bounds
 from jax_flash.spec.launch_plan import Operation, backward_operation, forward_operation
-from jax_flash.spec.problem import AttentionProblem, Feature
+from jax_flash.spec.problem import GENERAL_FEATURES, AttentionProblem, Feature
 from jax_flash.spec.support import (
     KERNEL_DTYPES,
     backward_tile_dims,
@@ -34,6 +34,8 @@ class KernelCall:
     backward: Operation | None
     """None where only the forward pass has kernels: gradients are then plain JAX's."""
     scale: float
+    soft_cap: float = 0.0
+    """Bound of the logits; 0 for none."""
     band: Band
 
     @property
@@ -259,6 +261,8 @@ def _reasons_unsupported(call: Call, problem: AttentionProblem, arch: Arch) -> t
 def _kernel_call(call: Call, problem: AttentionProblem, arch: Arch) -> KernelCall:
     dtype = KERNEL_DTYPES[problem.dtype]
     band = kernel_band(_band(call))
+    if problem.features & GENERAL_FEATURES:
+        band = with_both_bounds(band)
     forward_dims = forward_tile_dims(problem, arch)
     backward_dims = backward_tile_dims(problem, arch)
     assert forward_dims is not None, "reasons_unsupported has checked the head dimensions"
@@ -276,6 +280,7 @@ def _kernel_call(call: Call, problem: AttentionProblem, arch: Arch) -> KernelCal
         forward=forward_operation(arch, dtype, forward_dims, band.mask, problem.features),
         backward=backward,
         scale=call.semantics.scale,
+        soft_cap=call.semantics.soft_cap or 0.0,
         band=band,
     )
 

@@ -79,6 +79,7 @@ def _run(operation: Operation, call: KernelCall, *arrays: Any) -> tuple[np.ndarr
         operation,
         operands,
         scale=call.scale,
+        soft_cap=call.soft_cap,
         band=call.band,
         directory=registration.REGISTRATION.directory,
     )

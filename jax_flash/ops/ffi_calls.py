@@ -15,6 +15,7 @@ import numpy as np
 from jax.sharding import ManualAxisType, NamedSharding, PartitionSpec
 
 from jax_flash.ops.dispatch import KernelCall
+from jax_flash.spec.buffers import SEGMENT_RECORD
 from jax_flash.spec.launch_plan import Buffer, Operation
 
 CALL_VERSION = 1
@@ -59,6 +60,7 @@ def call_attributes(operation: Operation, call: KernelCall) -> dict[str, Any]:
         "results": ",".join(buffer.name for buffer in operation.results),
         "scale": np.float32(call.scale),
         "scale_log2": np.float32(call.scale * math.log2(math.e)),
+        "soft_cap": np.float32(call.soft_cap),
         "band_lower": _bound(call.band.lower),
         "band_upper": _bound(call.band.upper),
     }
@@ -96,6 +98,7 @@ def _axis_sizes(operation: Operation, shapes: Mapping[str, tuple[Any, ...]]) -> 
     query_length, query_heads, head_dim = shapes["query"][-3:]
     key_length, key_heads, value_head_dim = shapes["value"][-3:]
     query_tiles = -(-query_length // operation.tile_q)
+    key_tiles = -(-key_length // operation.tile_kv)
     return {
         "query_length": query_length,
         "query_heads": query_heads,
@@ -106,6 +109,8 @@ def _axis_sizes(operation: Operation, shapes: Mapping[str, tuple[Any, ...]]) -> 
         "query_tiles": query_tiles,
         "padded_query_length": query_tiles * operation.tile_q,
         "padded_head_dim": operation.padded_head_dim,
+        "key_tiles": key_tiles,
+        "segment_record": SEGMENT_RECORD,
     }
 
 

@@ -34,6 +34,9 @@ class BandMask:
 FULL = BandMask()
 """No bound: every query sees every key."""
 
+BOTH_BOUNDS = BandMask(lower=True, upper=True)
+"""The mask that stands for all others, as a bound may hide nothing."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Band:
@@ -69,7 +72,15 @@ def kernel_band(band: Band) -> Band:
     """
     if band.lower is None or band.upper is not None:
         return band
-    return Band(lower=band.lower, upper=UNBOUNDED)
+    return with_both_bounds(band)
+
+
+def with_both_bounds(band: Band) -> Band:
+    """Returns an equal band that has both bounds, as general kernels take it."""
+    return Band(
+        lower=-UNBOUNDED if band.lower is None else band.lower,
+        upper=UNBOUNDED if band.upper is None else band.upper,
+    )
 
 
 def band_of(*, is_causal: bool, window: tuple[int | None, int | None], query_offset: int) -> Band:

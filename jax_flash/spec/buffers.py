@@ -14,7 +14,8 @@ class Buffer:
     """``input`` (the dtype of query), ``float32`` or ``int32``."""
     axes: tuple[str, ...]
     """Axis names: ``query_length``, ``key_length``, ``query_heads``, ``key_heads``, ``head_dim``,
-    ``value_head_dim``, ``padded_query_length``, ``query_tiles``, ``padded_head_dim``."""
+    ``value_head_dim``, and of workspaces and records ``padded_query_length``, ``query_tiles``,
+    ``key_tiles``, ``padded_head_dim``, ``segment_record``."""
 
 
 QUERY_AXES = ("query_length", "query_heads", "head_dim")
@@ -40,5 +41,19 @@ OPTIONAL_OPERANDS = {
     Feature.KEY_LENGTHS: Buffer(name="key_lengths", dtype="int32", axes=()),
     Feature.SINKS: Buffer(name="sinks", dtype="float32", axes=("query_heads",)),
 }
+SEGMENT_RECORD = 4
+"""Integers of a tile's segment record: see ``kernels.shared.segments``."""
+
+SEGMENT_IDS = (
+    Buffer(name="query_segment_ids", dtype="int32", axes=("query_length",)),
+    Buffer(name="key_segment_ids", dtype="int32", axes=("key_length",)),
+)
+SEGMENT_OPERANDS = (
+    *SEGMENT_IDS,
+    Buffer(name="query_tile_segments", dtype="int32", axes=("query_tiles", "segment_record")),
+    Buffer(name="key_tile_segments", dtype="int32", axes=("key_tiles", "segment_record")),
+)
+"""What kernels take of a call with segments."""
+
 SEQUENCE_FEATURES = (Feature.QUERY_OFFSET_ARRAY, Feature.QUERY_LENGTHS, Feature.KEY_LENGTHS)
 """What a kernel must know of a batch element's sequences."""

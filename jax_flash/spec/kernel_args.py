@@ -7,11 +7,10 @@ anything here means raising :data:`ABI_VERSION`.
 
 from dataclasses import dataclass
 
-from jax_flash.spec.buffers import OPTIONAL_OPERANDS, SEQUENCE_FEATURES
+from jax_flash.spec.buffers import OPTIONAL_OPERANDS, SEGMENT_OPERANDS, SEQUENCE_FEATURES
 from jax_flash.spec.problem import Feature
 from jax_flash.spec.tile import WARPGROUP_ROWS
-from jax_flash.spec.tile_table import BACKWARD_TILES, FORWARD_TILES
-from jax_flash.spec.variant import KernelRole, KernelVariant
+from jax_flash.spec.variant import KernelRole, KernelVariant, backward_tile_of, forward_tile_of
 
 ABI_VERSION = 1
 """Version of the meaning of a manifest row; the extension refuses any other."""
@@ -97,13 +96,22 @@ def _optional(feature: Feature) -> PointerArgument:
 
 _SEQUENCES = tuple(_optional(feature) for feature in SEQUENCE_FEATURES)
 
+# Null, or 0, but in calls that only general kernels run.
+_GENERAL = (
+    *(
+        PointerArgument(operand=operand.name, dtype="s32", optional=True)
+        for operand in SEGMENT_OPERANDS
+    ),
+    ScalarArgument(name="soft_cap", dtype="float32"),
+)
+
 
 def _map(operand: str, dtype: str, rows: int) -> TensorMapArgument:
     return TensorMapArgument(operand=operand, dtype=dtype, box_columns=BOX_COLUMNS, box_rows=rows)
 
 
 def _forward_arguments(variant: KernelVariant) -> tuple[KernelArgument, ...]:
-    tile = FORWARD_TILES[variant.arch, variant.head_dims]
+    tile = forward_tile_of(variant)
     dtype = variant.dtype.value
     return (
         _map("query", dtype, WARPGROUP_ROWS),
@@ -113,6 +121,7 @@ def _forward_arguments(variant: KernelVariant) -> tuple[KernelArgument, ...]:
         PointerArgument(operand="lse", dtype="f32"),
         _optional(Feature.SINKS),
         *_SEQUENCES,
+        *_GENERAL,
         ScalarArgument(name="scale_log2", dtype="float32"),
         *_LENGTHS_AND_HEADS,
         *_BAND,
@@ -138,7 +147,7 @@ def _row_statistics_arguments(variant: KernelVariant) -> tuple[KernelArgument, .
 
 
 def _backward_arguments(variant: KernelVariant) -> tuple[KernelArgument, ...]:
-    tile = BACKWARD_TILES[variant.arch, variant.head_dims]
+    tile = backward_tile_of(variant)
     dtype = variant.dtype.value
     return (
         _map("query", dtype, tile.tile_q),
@@ -152,6 +161,7 @@ def _backward_arguments(variant: KernelVariant) -> tuple[KernelArgument, ...]:
         PointerArgument(operand="dq_accumulator", dtype="f32"),
         PointerArgument(operand="dq_semaphores", dtype="s32"),
         *_SEQUENCES,
+        *_GENERAL,
         ScalarArgument(name="scale_log2", dtype="float32"),
         ScalarArgument(name="scale", dtype="float32"),
         *_LENGTHS_AND_HEADS,

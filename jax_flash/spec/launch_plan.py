@@ -16,13 +16,20 @@ from jax_flash.spec.buffers import (
     QUERY_AXES,
     RESULTS,
     ROW_AXES,
+    SEGMENT_OPERANDS,
     SEQUENCE_FEATURES,
     VALUE_AXES,
     Buffer,
 )
-from jax_flash.spec.problem import Feature
-from jax_flash.spec.tile_table import BACKWARD_TILES, FORWARD_TILES, HeadDims
-from jax_flash.spec.variant import DType, KernelRole, KernelVariant
+from jax_flash.spec.problem import GENERAL_FEATURES, Feature
+from jax_flash.spec.tile_table import HeadDims, backward_tile, forward_tile
+from jax_flash.spec.variant import (
+    DType,
+    KernelRole,
+    KernelVariant,
+    backward_tile_of,
+    forward_tile_of,
+)
 
 ROW_KERNEL_THREADS = 256
 """Threads of a row-statistics or finish-dQ block; a block owns one query tile of one head."""
@@ -68,21 +75,20 @@ class LaunchPlan:
 
 def launch_plan(variant: KernelVariant) -> LaunchPlan:
     """Returns how to launch ``variant``."""
-    key = variant.arch, variant.head_dims
     heads = GridFactor(value="query_heads")
     resident_up_to = 0
     if variant.role is KernelRole.FORWARD:
-        forward = FORWARD_TILES[key]
+        forward = forward_tile_of(variant)
         tiles = GridFactor(value="query_length", divisor=forward.tile_q)
         threads, shared_memory_bytes = forward.threads, forward.shared_memory_bytes
         resident_up_to = _CAUSAL_RESIDENT_UP_TO if variant.band.upper else _ANY_LENGTH
     elif variant.role is KernelRole.BACKWARD:
-        backward = BACKWARD_TILES[key]
+        backward = backward_tile_of(variant)
         tiles = GridFactor(value="key_length", divisor=backward.tile_kv)
         heads = GridFactor(value="key_heads")
         threads, shared_memory_bytes = backward.threads, backward.shared_memory_bytes
     else:
-        tiles = GridFactor(value="query_length", divisor=BACKWARD_TILES[key].tile_q)
+        tiles = GridFactor(value="query_length", divisor=backward_tile_of(variant).tile_q)
         threads, shared_memory_bytes = ROW_KERNEL_THREADS, 0
     return LaunchPlan(
         threads=threads,
@@ -104,6 +110,8 @@ class Operation:
     """What the caller wants first, then workspaces: never assumed to be zero."""
     tile_q: int
     """Queries of a tile, which ``padded_query_length`` and ``query_tiles`` are counted in."""
+    tile_kv: int
+    """Keys of a tile, which ``key_tiles`` are counted in."""
     padded_head_dim: int
     """D of the tile."""
 
@@ -113,8 +121,11 @@ class Operation:
         return tuple(operand.name for operand in self.operands)
 
 
-def _optional_operands(features: frozenset[Feature], used: tuple[Feature, ...]):
-    return tuple(OPTIONAL_OPERANDS[feature] for feature in used if feature in features)
+def _optional_operands(
+    features: frozenset[Feature], used: tuple[Feature, ...]
+) -> tuple[Buffer, ...]:
+    operands = tuple(OPTIONAL_OPERANDS[feature] for feature in used if feature in features)
+    return operands + (SEGMENT_OPERANDS if Feature.SEGMENT_IDS in features else ())
 
 
 def forward_operation(
@@ -125,8 +136,15 @@ def forward_operation(
     features: frozenset[Feature] = frozenset(),
 ) -> Operation:
     """Returns the forward operation, of a call with ``features``: output and log-sum-exp."""
+    general = bool(features & GENERAL_FEATURES)
+    tile = forward_tile(arch, head_dims, general=general)
     kernel = KernelVariant(
-        role=KernelRole.FORWARD, arch=arch, dtype=dtype, head_dims=head_dims, band=band
+        role=KernelRole.FORWARD,
+        arch=arch,
+        dtype=dtype,
+        head_dims=head_dims,
+        band=band,
+        general=general,
     )
     return Operation(
         target="jax_flash_forward_v1",
@@ -136,7 +154,8 @@ def forward_operation(
             *_optional_operands(features, (Feature.SINKS, *SEQUENCE_FEATURES)),
         ),
         results=RESULTS,
-        tile_q=FORWARD_TILES[arch, head_dims].tile_q,
+        tile_q=tile.tile_q,
+        tile_kv=tile.tile_kv,
         padded_head_dim=head_dims[0],
     )
 
@@ -155,15 +174,27 @@ def backward_operation(
     Sinks are no operand: the log-sum-exp accounts for them, and their own gradient is a sum over
     the row statistics.
     """
+    general = bool(features & GENERAL_FEATURES)
+    tile = backward_tile(arch, head_dims, general=general)
     base = KernelVariant(
-        role=KernelRole.ROW_STATISTICS, arch=arch, dtype=dtype, head_dims=head_dims
+        role=KernelRole.ROW_STATISTICS,
+        arch=arch,
+        dtype=dtype,
+        head_dims=head_dims,
+        general=tile != backward_tile(arch, head_dims),
     )
     row_axes = ("query_heads", "padded_query_length")
     return Operation(
         target="jax_flash_backward_v1",
         kernels=(
             base,
-            replace(base, role=KernelRole.BACKWARD, band=band, deterministic=deterministic),
+            replace(
+                base,
+                role=KernelRole.BACKWARD,
+                band=band,
+                deterministic=deterministic,
+                general=general,
+            ),
             replace(base, role=KernelRole.FINISH_DQ),
         ),
         operands=(
@@ -182,6 +213,7 @@ def backward_operation(
             Buffer(name="dq_accumulator", dtype="float32", axes=(*row_axes, "padded_head_dim")),
             Buffer(name="dq_semaphores", dtype="int32", axes=("query_heads", "query_tiles")),
         ),
-        tile_q=BACKWARD_TILES[arch, head_dims].tile_q,
+        tile_q=tile.tile_q,
+        tile_kv=tile.tile_kv,
         padded_head_dim=head_dims[0],
     )

@@ -19,6 +19,10 @@ class Feature(Enum):
     MASK = "a dense mask"
 
 
+GENERAL_FEATURES = frozenset({Feature.SEGMENT_IDS, Feature.SOFT_CAP})
+"""Features that need a general kernel (``variant.KernelVariant.general``)."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionProblem:
     """Everything static about one call that decides which kernel, if any, runs it.

@@ -3,10 +3,10 @@
 from itertools import product
 
 from jax_flash.spec.arch import Arch
-from jax_flash.spec.band_mask import FULL, BandMask
+from jax_flash.spec.band_mask import BOTH_BOUNDS, FULL, BandMask
 from jax_flash.spec.buffers import OPTIONAL_OPERANDS
 from jax_flash.spec.launch_plan import backward_operation, forward_operation
-from jax_flash.spec.problem import AttentionProblem
+from jax_flash.spec.problem import GENERAL_FEATURES, AttentionProblem, Feature
 from jax_flash.spec.tile_table import (
     BACKWARD_TILES,
     FORWARD_TILES,
@@ -20,8 +20,14 @@ KERNEL_DTYPES = {"bfloat16": DType.BF16, "float16": DType.F16}
 
 _HEAD_DIM_STEP = 8
 
-# The masks that ``band_mask.kernel_band`` maps every band to.
-_BANDS = (FULL, BandMask(upper=True), BandMask(lower=True, upper=True))
+# The masks that ``band_mask.kernel_band`` maps every band to, and what general kernels add.
+_NONE: frozenset[Feature] = frozenset()
+_MASKS = (
+    (FULL, _NONE),
+    (BandMask(upper=True), _NONE),
+    (BOTH_BOUNDS, _NONE),
+    (BOTH_BOUNDS, GENERAL_FEATURES),
+)
 
 
 def variants_to_build(arch: Arch | None = None) -> tuple[KernelVariant, ...]:
@@ -29,13 +35,13 @@ def variants_to_build(arch: Arch | None = None) -> tuple[KernelVariant, ...]:
     variants: dict[str, KernelVariant] = {}
     for target in Arch if arch is None else (arch,):
         operations = []
-        for dtype, (arch_of_tile, dims), band in product(DType, FORWARD_TILES, _BANDS):
+        for dtype, (arch_of_tile, dims), mask in product(DType, FORWARD_TILES, _MASKS):
             if arch_of_tile is target:
-                operations.append(forward_operation(target, dtype, dims, band))
-        for dtype, (arch_of_tile, dims), band in product(DType, BACKWARD_TILES, _BANDS):
+                operations.append(forward_operation(target, dtype, dims, *mask))
+        for dtype, (arch_of_tile, dims), mask in product(DType, BACKWARD_TILES, _MASKS):
             if arch_of_tile is target:
                 operations += [
-                    backward_operation(target, dtype, dims, band, deterministic=deterministic)
+                    backward_operation(target, dtype, dims, *mask, deterministic=deterministic)
                     for deterministic in (False, True)
                 ]
         for operation in operations:
@@ -74,7 +80,7 @@ def reasons_unsupported(problem: AttentionProblem, arch: Arch) -> tuple[str, ...
     reasons += [
         f"{feature.value} (no kernel implements it yet)"
         for feature in sorted(problem.features, key=lambda feature: feature.value)
-        if feature not in OPTIONAL_OPERANDS
+        if feature not in OPTIONAL_OPERANDS and feature not in GENERAL_FEATURES
     ]
     for name in ("query_length", "key_length"):
         # A symbolic length cannot be compared with 0; jax.export assumes dimensions of at least 1.

@@ -87,6 +87,44 @@ BACKWARD_TILES = {
     for tile in tiles
 }
 
+# With segments and a soft cap, three warpgroups of 160 registers have too few of them at D=64.
+GENERAL_FORWARD_TILES = {
+    (Arch.SM90A, (64, 64)): ForwardTile(
+        head_dim=64,
+        value_head_dim=64,
+        tile_q=128,
+        tile_kv=128,
+        num_stages=2,
+        num_consumer_warpgroups=2,
+    ),
+}
+"""Tiles of general forward kernels that differ from :data:`FORWARD_TILES`."""
+
+# Likewise 128 queries a tile need more registers than there are at D=64.
+GENERAL_BACKWARD_TILES = {
+    (Arch.SM90A, (64, 64)): BackwardTile(
+        head_dim=64,
+        tile_q=64,
+        tile_kv=128,
+        num_stages=2,
+        num_consumer_warpgroups=2,
+        overlap_d_key=True,
+    ),
+}
+"""Tiles of general backward kernels that differ from :data:`BACKWARD_TILES`."""
+
+
+def forward_tile(arch: Arch, head_dims: HeadDims, *, general: bool = False) -> ForwardTile:
+    """Returns the tile of a forward kernel."""
+    plain = FORWARD_TILES[arch, head_dims]
+    return GENERAL_FORWARD_TILES.get((arch, head_dims), plain) if general else plain
+
+
+def backward_tile(arch: Arch, head_dims: HeadDims, *, general: bool = False) -> BackwardTile:
+    """Returns the tile of a backward kernel, and of the kernels around it."""
+    plain = BACKWARD_TILES[arch, head_dims]
+    return GENERAL_BACKWARD_TILES.get((arch, head_dims), plain) if general else plain
+
 
 def smallest_tile_dims(
     tiles: Iterable[tuple[Arch, HeadDims]], arch: Arch, dims: HeadDims

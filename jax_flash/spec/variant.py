@@ -4,7 +4,9 @@ from dataclasses import dataclass
 from enum import Enum
 
 from jax_flash.spec.arch import Arch
-from jax_flash.spec.band_mask import FULL, BandMask
+from jax_flash.spec.band_mask import BOTH_BOUNDS, FULL, BandMask
+from jax_flash.spec.tile import BackwardTile, ForwardTile
+from jax_flash.spec.tile_table import backward_tile, forward_tile
 
 
 class KernelRole(Enum):
@@ -43,21 +45,33 @@ class KernelVariant:
     """D and Dv of the tile; the operands' may be smaller."""
     band: BandMask = FULL
     deterministic: bool = False
+    general: bool = False
+    """Whether segments and a soft cap are supported, at some cost; the band has both bounds then.
+    Absent features are null pointers and zeros."""
 
     def __post_init__(self) -> None:
         """Refuses keys that name no distinct kernel."""
-        if self.role in (KernelRole.ROW_STATISTICS, KernelRole.FINISH_DQ) and (
-            self.band != FULL or self.deterministic
-        ):
+        serves_all = self.role in (KernelRole.ROW_STATISTICS, KernelRole.FINISH_DQ)
+        if serves_all and (self.band != FULL or self.deterministic):
             raise ValueError(f"{self.role.value} kernels depend on neither band nor determinism")
+        if (
+            serves_all
+            and self.general
+            and backward_tile_of(self) == backward_tile(self.arch, self.head_dims)
+        ):
+            raise ValueError(f"this {self.role.value} kernel has the same tile when not general")
+        if self.general and not serves_all and self.band != BOTH_BOUNDS:
+            raise ValueError(f"a general kernel has both bounds, not the band {self.band.name}")
         if self.role is KernelRole.FORWARD and self.deterministic:
             raise ValueError("every forward kernel is deterministic; leave deterministic=False")
 
     @property
     def name(self) -> str:
-        """Stable name, ``<arch>/<role>_<dtype>_d<D>[v<Dv>][_<band>][_deterministic]``."""
+        """Stable name, ``<arch>/<role>_<dtype>_d<D>[v<Dv>][_<mask>][_deterministic]``."""
         words = [self.role.value, self.dtype.value, _dims_name(*self.head_dims)]
-        if self.role in (KernelRole.FORWARD, KernelRole.BACKWARD):
+        if self.general:
+            words.append("general")
+        elif self.role in (KernelRole.FORWARD, KernelRole.BACKWARD):
             words.append(self.band.name)
         if self.deterministic:
             words.append("deterministic")
@@ -66,3 +80,13 @@ class KernelVariant:
 
 def _dims_name(head_dim: int, value_head_dim: int) -> str:
     return f"d{head_dim}" if head_dim == value_head_dim else f"d{head_dim}v{value_head_dim}"
+
+
+def forward_tile_of(variant: KernelVariant) -> ForwardTile:
+    """Returns the tile of a forward kernel."""
+    return forward_tile(variant.arch, variant.head_dims, general=variant.general)
+
+
+def backward_tile_of(variant: KernelVariant) -> BackwardTile:
+    """Returns the tile of a kernel of the backward operation."""
+    return backward_tile(variant.arch, variant.head_dims, general=variant.general)

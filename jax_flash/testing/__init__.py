@@ -16,6 +16,7 @@ from jax_flash.testing.cases import CASES, Case, cases_tagged
 from jax_flash.testing.closeness import assert_bitwise_equal, assert_close_to_oracle
 from jax_flash.testing.inputs import Inputs, make_inputs, poison_padding
 from jax_flash.testing.oracle import float64_oracle, results_and_gradients
+from jax_flash.testing.public import public_attention
 
 __all__ = [
     "CASES",
@@ -27,5 +28,6 @@ __all__ = [
     "float64_oracle",
     "make_inputs",
     "poison_padding",
+    "public_attention",
     "results_and_gradients",
 ]

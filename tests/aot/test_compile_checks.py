@@ -20,7 +20,9 @@ from jax_flash.spec.variant import DType, KernelRole, KernelVariant
 # Importing the kernels imports the DSL, which warns of names that it has moved itself.
 pytestmark = pytest.mark.filterwarnings("ignore:cutlass:DeprecationWarning")
 
-VARIANT = KernelVariant(role=KernelRole.FINISH_DQ, arch=Arch.SM90A, dtype=DType.F16, head_dim=64)
+VARIANT = KernelVariant(
+    role=KernelRole.FINISH_DQ, arch=Arch.SM90A, dtype=DType.F16, head_dims=(64, 64)
+)
 SYMBOL = "jax_flash_finish_dq_f16_d64"
 
 PTX = f"""

@@ -19,7 +19,8 @@ PACKAGE = Path(toolchain_module.__file__).parents[1]
 
 
 def variant_of(role: KernelRole, head_dim: int = 64) -> KernelVariant:
-    return KernelVariant(role=role, arch=Arch.SM90A, dtype=DType.BF16, head_dim=head_dim)
+    head_dims = head_dim, head_dim
+    return KernelVariant(role=role, arch=Arch.SM90A, dtype=DType.BF16, head_dims=head_dims)
 
 
 def relative_sources(role: KernelRole) -> set[str]:

@@ -62,7 +62,7 @@ def test_an_equal_kernel_may_be_added_again(extension: ModuleType):
         ({"resident_up_to": -1}, "resident_up_to -1; must not be negative"),
         ({"arguments": []}, "0 arguments"),
         ({"arguments": [()]}, "is empty"),
-        ({"arguments": [("int64", "batch")]}, "kind must be tensor_map, pointer, int32 or float32"),
+        ({"arguments": [("int64", "batch")]}, "kind must be tensor_map, pointer, optional_pointer"),
         ({"arguments": [("int32", "batch", "s32")]}, "must have 2 items"),
         ({"arguments": [("pointer", "query", "bf17")]}, "dtype must be one of bf16, f16"),
         ({"arguments": [("pointer", "query")]}, "must have 3 items"),

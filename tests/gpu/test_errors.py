@@ -22,8 +22,8 @@ def call() -> KernelCall:
     arch = find_target().arch
     assert arch is not None
     return KernelCall(
-        forward=forward_operation(arch, DType.BF16, 64, BandMask()),
-        backward=backward_operation(arch, DType.BF16, 64, BandMask(), deterministic=False),
+        forward=forward_operation(arch, DType.BF16, (64, 64), BandMask()),
+        backward=backward_operation(arch, DType.BF16, (64, 64), BandMask(), deterministic=False),
         scale=0.125,
         band=Band(),
     )

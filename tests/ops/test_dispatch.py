@@ -20,29 +20,57 @@ Operands = Callable[..., dict[str, Any]]
 T, S = 9, 9
 UNSUPPORTED = {
     "dtype": ({}, {"dtype": jnp.float32}, "dtype float32"),
-    "head dimension": ({}, {"dims": (72, 72)}, "D=72, Dv=72"),
-    "value head dimension": ({}, {"dims": (64, 128)}, "D=64, Dv=128"),
-    "offset array": (
-        {"query_offset": np.array([1, 2], np.int32), "is_causal": True},
-        {},
-        "query_offset as an array",
-    ),
-    "query lengths": ({"query_seq_lengths": np.array([3, 4])}, {}, "query_seq_lengths"),
-    "key lengths": ({"key_value_seq_lengths": np.array([3, 4])}, {}, "key_value_seq_lengths"),
+    "head dimension": ({}, {"dims": (264, 264)}, "D=264, Dv=264"),
+    "value head dimension": ({}, {"dims": (64, 264)}, "D=64, Dv=264"),
+    "bias": ({"bias": np.zeros((T, S), np.float32)}, {}, "a dense bias"),
+    "mask": ({"mask": np.ones((T, S), bool)}, {}, "a dense mask"),
+    "negative scale": ({"scale": -1.0}, {}, "scale=-1.0"),
+}
+
+
+# Arguments, and the last word of the name of the kernel that runs them.
+SUPPORTED = {
+    "offset array": ({"query_offset": np.array([1, 2], np.int32), "is_causal": True}, "causal"),
+    "query lengths": ({"query_seq_lengths": np.array([3, 4])}, "full"),
+    "key lengths": ({"key_value_seq_lengths": np.array([3, 4])}, "full"),
+    "sinks": ({"sinks": np.zeros(4, np.float32)}, "full"),
     "segment ids": (
         {
             "query_segment_ids": np.zeros((2, T), np.int32),
             "key_value_segment_ids": np.zeros((2, S), np.int32),
         },
-        {},
-        "segment ids",
+        "general",
     ),
-    "soft cap": ({"logits_soft_cap": 30.0}, {}, "logits_soft_cap"),
-    "sinks": ({"sinks": np.zeros(4, np.float32)}, {}, "sinks"),
-    "bias": ({"bias": np.zeros((T, S), np.float32)}, {}, "a dense bias"),
-    "mask": ({"mask": np.ones((T, S), bool)}, {}, "a dense mask"),
-    "negative scale": ({"scale": -1.0}, {}, "scale=-1.0"),
+    "soft cap": ({"logits_soft_cap": 30.0, "is_causal": True}, "general"),
 }
+
+
+@pytest.mark.usefixtures("all_kernels")
+@pytest.mark.parametrize("case", SUPPORTED)
+def test_features_choose_their_kernel(case: str, make_operands: Operands) -> None:
+    arguments, word = SUPPORTED[case]
+    chosen = jax_flash.explain(**make_operands(), **arguments)
+    assert chosen.on_cuda == "cuda"
+    assert [kernel.name.split("_")[-1] for kernel in chosen.forward] == [word]
+
+
+@pytest.mark.usefixtures("all_kernels")
+def test_gradients_of_large_head_dimensions_are_plain_jax_or_refused(
+    make_operands: Operands,
+) -> None:
+    operands = make_operands(dims=(192, 128))
+    chosen = jax_flash.explain(**operands)
+    assert chosen.on_cuda == "cuda"
+    assert chosen.backward == ()
+    assert "backward: plain JAX" in str(chosen)
+
+    def loss(query: Any, implementation: str | None) -> Any:
+        others = operands | {"query": query}
+        return jax_flash.attention(**others, implementation=implementation).sum()
+
+    jax.eval_shape(jax.grad(lambda query: loss(query, None)), operands["query"])
+    with pytest.raises(NotImplementedError, match="no backward kernel for head dimensions D=192"):
+        jax.eval_shape(jax.grad(lambda query: loss(query, "cuda")), operands["query"])
 
 
 @pytest.mark.usefixtures("all_kernels")

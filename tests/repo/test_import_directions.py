@@ -24,7 +24,7 @@ ALLOWED: dict[str, tuple[set[str], set[str]]] = {
     "emulator": ({"spec"}, {"numpy", "ml_dtypes"}),
     "reference": ({"spec"}, {"jax", "numpy"}),
     "ops": ({"spec", "reference", "emulator", "_ffi"}, {"jax", "numpy"}),
-    "testing": ({"spec", "reference"}, {"jax", "numpy"}),
+    "testing": ({"api", "spec", "reference"}, {"jax", "numpy"}),
     "api": ({"ops", "spec"}, {"jax"}),
     "flax": ({"api", "ops", "spec"}, {"jax", "flax"}),
     "context_parallel": ({"ops", "reference", "spec"}, {"jax", "numpy"}),

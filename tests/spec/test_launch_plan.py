@@ -5,7 +5,8 @@ from itertools import product
 import pytest
 
 from jax_flash.spec.arch import Arch
-from jax_flash.spec.band_mask import BandMask
+from jax_flash.spec.band_mask import BOTH_BOUNDS, BandMask
+from jax_flash.spec.buffers import OPTIONAL_OPERANDS
 from jax_flash.spec.kernel_args import PointerArgument, TensorMapArgument, kernel_arguments
 from jax_flash.spec.launch_plan import (
     GridFactor,
@@ -14,21 +15,25 @@ from jax_flash.spec.launch_plan import (
     forward_operation,
     launch_plan,
 )
+from jax_flash.spec.problem import GENERAL_FEATURES, Feature
 from jax_flash.spec.support import variants_to_build
-from jax_flash.spec.tile_table import BACKWARD_TILES, FORWARD_TILES
-from jax_flash.spec.variant import DType, KernelRole
+from jax_flash.spec.variant import DType, KernelRole, backward_tile_of, forward_tile_of
 
 PROBLEM = {"batch": 3, "query_length": 1000, "key_length": 77, "query_heads": 8, "key_heads": 2}
-BANDS = (BandMask(), BandMask(upper=True))
+MASKS = (
+    (BandMask(), frozenset[Feature]()),
+    (BandMask(upper=True), frozenset({Feature.SINKS, Feature.KEY_LENGTHS})),
+    (BOTH_BOUNDS, frozenset(OPTIONAL_OPERANDS) | GENERAL_FEATURES),
+)
 
 
 OPERATIONS = [
     operation
-    for dtype, head_dim, band in product(DType, (64, 128), BANDS)
+    for dtype, head_dims, (band, features) in product(DType, ((64, 64), (128, 128)), MASKS)
     for operation in (
-        forward_operation(Arch.SM90A, dtype, head_dim, band),
-        backward_operation(Arch.SM90A, dtype, head_dim, band, deterministic=False),
-        backward_operation(Arch.SM90A, dtype, head_dim, band, deterministic=True),
+        forward_operation(Arch.SM90A, dtype, head_dims, band, features),
+        backward_operation(Arch.SM90A, dtype, head_dims, band, features, deterministic=False),
+        backward_operation(Arch.SM90A, dtype, head_dims, band, features, deterministic=True),
     )
 ]
 
@@ -46,14 +51,13 @@ def test_blocks_are_the_product_of_the_ceilings():
 
 @pytest.mark.parametrize("variant", variants_to_build(), ids=lambda variant: variant.name)
 def test_a_kernel_has_a_block_for_each_tile_it_owns(variant):
-    key = variant.arch, variant.head_dim
     blocks = launch_plan(variant).blocks(PROBLEM)
     if variant.role is KernelRole.FORWARD:
-        expected = -(-1000 // FORWARD_TILES[key].tile_q) * 8 * 3
+        expected = -(-1000 // forward_tile_of(variant).tile_q) * 8 * 3
     elif variant.role is KernelRole.BACKWARD:
-        expected = -(-77 // BACKWARD_TILES[key].tile_kv) * 2 * 3
+        expected = -(-77 // backward_tile_of(variant).tile_kv) * 2 * 3
     else:
-        expected = -(-1000 // BACKWARD_TILES[key].tile_q) * 8 * 3
+        expected = -(-1000 // backward_tile_of(variant).tile_q) * 8 * 3
     assert blocks == expected
 
 
@@ -65,11 +69,24 @@ def test_every_buffer_that_a_kernel_takes_is_an_operand_or_result(operation):
     for kernel in operation.kernels:
         for argument in kernel_arguments(kernel):
             if isinstance(argument, PointerArgument | TensorMapArgument):
+                if isinstance(argument, PointerArgument) and argument.optional:
+                    continue
                 assert argument.operand in {*operation.operand_names, *results}
                 if argument.operand in results:
                     dtype = results[argument.operand].dtype
                     names = {"input": kernel.dtype.value, "float32": "f32", "int32": "s32"}
                     assert argument.dtype == names[dtype]
+
+
+@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda o: o.kernels[-1].name)
+def test_every_operand_is_taken_by_some_kernel(operation):
+    taken = {
+        argument.operand
+        for kernel in operation.kernels
+        for argument in kernel_arguments(kernel)
+        if isinstance(argument, PointerArgument | TensorMapArgument)
+    }
+    assert set(operation.operand_names) <= taken
 
 
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda o: o.kernels[-1].name)
@@ -91,7 +108,7 @@ def test_the_kernels_of_an_operation_are_built():
 
 def test_backward_is_three_kernels_in_order():
     operation = backward_operation(
-        Arch.SM90A, DType.F16, 64, BandMask(upper=True), deterministic=True
+        Arch.SM90A, DType.F16, (64, 64), BandMask(upper=True), deterministic=True
     )
     assert [kernel.role for kernel in operation.kernels] == [
         KernelRole.ROW_STATISTICS,

@@ -7,7 +7,12 @@ import pytest
 from jax_flash.spec.arch import Arch
 from jax_flash.spec.band_mask import BandMask
 from jax_flash.spec.problem import AttentionProblem, Feature
-from jax_flash.spec.support import KERNEL_DTYPES, reasons_unsupported
+from jax_flash.spec.support import (
+    KERNEL_DTYPES,
+    backward_tile_dims,
+    forward_tile_dims,
+    reasons_unsupported,
+)
 
 SUPPORTED = AttentionProblem(
     dtype="bfloat16",
@@ -36,8 +41,8 @@ def test_supported_problems(dtype, head_dim, band):
     ("change", "words"),
     [
         ({"dtype": "float32"}, ("float32", "bfloat16 and float16")),
-        ({"head_dim": 96}, ("D=96", "Dv=128", "(64, 128)")),
-        ({"value_head_dim": 64}, ("D=128", "Dv=64")),
+        ({"head_dim": 100}, ("D=100", "Dv=128", "multiples of 8 up to 256")),
+        ({"value_head_dim": 264}, ("D=128", "Dv=264")),
         ({"query_length": 0}, ("query_length=0", "at least one query")),
         ({"key_length": 0}, ("key_length=0", "at least one")),
     ],
@@ -49,15 +54,36 @@ def test_a_reason_says_what_was_given_and_what_kernels_need(change, words):
 
 
 @pytest.mark.parametrize("feature", Feature, ids=lambda feature: feature.name)
-def test_a_feature_is_named_by_its_public_name(feature):
+def test_a_feature_without_a_kernel_is_named_by_its_public_name(feature):
     problem = replace(SUPPORTED, features=frozenset({feature}))
-    (reason,) = reasons_unsupported(problem, Arch.SM90A)
-    assert reason.startswith(feature.value)
+    reasons = reasons_unsupported(problem, Arch.SM90A)
+    if feature in (Feature.BIAS, Feature.MASK):
+        (reason,) = reasons
+        assert reason.startswith(feature.value)
+    else:
+        assert reasons == ()
+
+
+@pytest.mark.parametrize(
+    ("head_dims", "forward", "backward"),
+    [
+        ((8, 8), (64, 64), (64, 64)),
+        ((64, 72), (128, 128), (128, 128)),
+        ((136, 64), (192, 128), None),
+        ((192, 128), (192, 128), None),
+        ((64, 136), (256, 256), None),
+        ((256, 256), (256, 256), None),
+    ],
+)
+def test_the_smallest_tile_that_holds_the_head_dimensions_is_taken(head_dims, forward, backward):
+    problem = replace(SUPPORTED, head_dim=head_dims[0], value_head_dim=head_dims[1])
+    assert forward_tile_dims(problem, Arch.SM90A) == forward
+    assert backward_tile_dims(problem, Arch.SM90A) == backward
 
 
 def test_every_reason_is_given_at_once():
     problem = replace(
-        SUPPORTED, dtype="float32", head_dim=96, features=frozenset({Feature.BIAS, Feature.SINKS})
+        SUPPORTED, dtype="float32", head_dim=97, features=frozenset({Feature.BIAS, Feature.MASK})
     )
     assert len(reasons_unsupported(problem, Arch.SM90A)) == 4
 

@@ -5,53 +5,60 @@ from typing import Any
 import pytest
 
 from jax_flash.spec.arch import Arch
-from jax_flash.spec.support import variants_to_build
 from jax_flash.spec.tile import BackwardTile, ForwardTile
-from jax_flash.spec.tile_table import BACKWARD_TILES, FORWARD_TILES
+from jax_flash.spec.tile_table import (
+    BACKWARD_TILES,
+    FORWARD_TILES,
+    GENERAL_BACKWARD_TILES,
+    GENERAL_FORWARD_TILES,
+)
 
-FORWARD: dict[str, Any] = {
+BACKWARD: dict[str, Any] = {
     "head_dim": 64,
     "tile_q": 128,
     "tile_kv": 128,
     "num_stages": 2,
     "num_consumer_warpgroups": 2,
 }
-BACKWARD = FORWARD | {"overlap_d_key": False}
+FORWARD = BACKWARD | {"value_head_dim": 64}
+BACKWARD["overlap_d_key"] = False
 
 
 @pytest.mark.parametrize(
     ("fields", "change", "text"),
     [
-        (FORWARD, {"head_dim": 40}, "head_dim=40 is not a multiple of 16"),
+        (FORWARD, {"head_dim": 40}, "head dimension 40 is not a multiple of 64 up to 256"),
+        (FORWARD, {"value_head_dim": 32}, "head dimension 32 is not a multiple of 64 up to 256"),
+        (
+            FORWARD | {"output_in_query": True},
+            {"value_head_dim": 128},
+            "output_in_query: 128 columns do not fit into 64",
+        ),
         (FORWARD, {"tile_q": 192}, "tile_q=192 is not 64 rows for each of 2 consumer"),
         (FORWARD, {"tile_kv": 120}, "tile_kv=120 is not a multiple of 16 up to 256"),
         (FORWARD, {"tile_kv": 272}, "tile_kv=272 is not a multiple of 16 up to 256"),
         (FORWARD, {"num_stages": 1}, "num_stages=1: overlap needs at least 2"),
-        (BACKWARD, {"head_dim": 72}, "head_dim=72 is not a multiple of 16"),
+        (BACKWARD, {"head_dim": 320}, "head dimension 320 is not a multiple of 64 up to 256"),
         (BACKWARD, {"tile_kv": 64}, "tile_kv=64 is not 64 rows for each of 2 consumer"),
         (BACKWARD, {"tile_q": 96}, "tile_q=96 is not a multiple of 64"),
         (BACKWARD, {"num_stages": 0}, "num_stages=0 is not positive"),
     ],
 )
 def test_a_tile_that_the_instructions_cannot_do_is_refused(fields, change, text):
-    tile = ForwardTile if fields is FORWARD else BackwardTile
+    tile = ForwardTile if "value_head_dim" in fields else BackwardTile
     tile(**fields)
     with pytest.raises(ValueError, match=text):
         tile(**(fields | change))
 
 
-@pytest.mark.parametrize("table", [FORWARD_TILES, BACKWARD_TILES])
+@pytest.mark.parametrize(
+    "table", [FORWARD_TILES, GENERAL_FORWARD_TILES, BACKWARD_TILES, GENERAL_BACKWARD_TILES]
+)
 def test_tiles_fit_a_block(table):
-    for (arch, head_dim), tile in table.items():
-        assert tile.head_dim == head_dim
+    for (arch, head_dims), tile in table.items():
+        assert (tile.head_dim, tile.value_head_dim) == head_dims
         assert tile.shared_memory_bytes <= arch.limits.shared_memory_bytes
         assert tile.threads <= 1024
-
-
-def test_every_variant_has_tiles():
-    for variant in variants_to_build():
-        assert (variant.arch, variant.head_dim) in FORWARD_TILES
-        assert (variant.arch, variant.head_dim) in BACKWARD_TILES
 
 
 def test_shared_memory_of_a_forward_tile_by_hand():

@@ -13,7 +13,7 @@ CAUSAL = BandMask(upper=True)
 
 
 def variant(role: KernelRole, **changes) -> KernelVariant:
-    key = {"role": role, "arch": Arch.SM90A, "dtype": DType.BF16, "head_dim": 128}
+    key = {"role": role, "arch": Arch.SM90A, "dtype": DType.BF16, "head_dims": (128, 128)}
     return KernelVariant(**(key | changes))
 
 
@@ -35,7 +35,7 @@ def test_names_never_change():
         == "sm_90a/backward_bf16_d128_causal_deterministic"
     )
     assert (
-        variant(KernelRole.ROW_STATISTICS, dtype=DType.F16, head_dim=64).name
+        variant(KernelRole.ROW_STATISTICS, dtype=DType.F16, head_dims=(64, 64)).name
         == "sm_90a/row_statistics_f16_d64"
     )
     assert variant(KernelRole.FINISH_DQ).name == "sm_90a/finish_dq_bf16_d128"

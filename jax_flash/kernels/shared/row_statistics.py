@@ -14,8 +14,7 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64
 
 from jax_flash.spec.launch_plan import launch_plan
-from jax_flash.spec.tile_table import BACKWARD_TILES
-from jax_flash.spec.variant import KernelVariant
+from jax_flash.spec.variant import KernelVariant, backward_tile_of
 
 LOG2_E = 1.4426950408889634
 _VECTOR = 8  # two-byte elements of a 16-byte load
@@ -29,7 +28,7 @@ class RowStatisticsKernel:
         """Takes the variant and the DSL's type for its dtype."""
         self.dtype = dtype
         self.plan = launch_plan(variant)
-        self.tile_q = BACKWARD_TILES[variant.arch, variant.head_dims].tile_q
+        self.tile_q = backward_tile_of(variant).tile_q
         self.padded_head_dim, padded_value_head_dim = variant.head_dims
         self.lanes = padded_value_head_dim // _VECTOR
 

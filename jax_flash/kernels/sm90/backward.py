@@ -26,8 +26,10 @@ from cutlass import Float32, Int32, Int64
 from cutlass.cute.nvgpu import cpasync
 from cutlass.pipeline import PipelineTmaAsync, PipelineUserType, make_pipeline_state
 
-from jax_flash.kernels.shared.sequence import SequenceArrays, SequenceDefaults, band_of_batch
-from jax_flash.kernels.shared.tile_ranges import BandValues, query_tile_range
+from jax_flash.kernels.shared.segments import SegmentArrays
+from jax_flash.kernels.shared.sequence import SequenceArrays, SequenceDefaults
+from jax_flash.kernels.shared.soft_cap import SoftCap, make_soft_cap
+from jax_flash.kernels.shared.visibility import TileView, Visibility, view_of_key_tile
 from jax_flash.kernels.sm90 import dq_accumulator, pipelines, wgmma
 from jax_flash.kernels.sm90.backward_compute import compute
 from jax_flash.kernels.sm90.backward_load import load
@@ -36,8 +38,7 @@ from jax_flash.kernels.sm90.tma import TmaOperand, tma_atom
 from jax_flash.kernels.sm90.warp_schedule import REGISTERS, WARPGROUP_THREADS, WARPGROUP_WARPS
 from jax_flash.spec.launch_plan import launch_plan
 from jax_flash.spec.tile import BackwardTile
-from jax_flash.spec.tile_table import BACKWARD_TILES
-from jax_flash.spec.variant import KernelVariant
+from jax_flash.spec.variant import KernelVariant, backward_tile_of
 
 
 class BackwardContext(NamedTuple):
@@ -72,8 +73,11 @@ class BackwardContext(NamedTuple):
     scale: Float32
     query_tiles: Int32
     query_heads: Int32
-    band: BandValues
-    defaults: SequenceDefaults
+    visibility: Visibility
+    view: TileView
+    """Of the block's keys."""
+    soft_cap: SoftCap | None
+    """None in kernels that do not support one."""
     key_tile: Int32
     key_head: Int32
     batch: Int32
@@ -124,7 +128,7 @@ class BackwardKernel:
     def __init__(self, variant: KernelVariant, dtype: type) -> None:
         """Takes the variant and the DSL's type for its dtype."""
         self.variant = variant
-        self.tile = BACKWARD_TILES[variant.arch, variant.head_dims]
+        self.tile = backward_tile_of(variant)
         self.dtype = dtype
         self.registers = REGISTERS[self.tile.num_consumer_warpgroups]
 
@@ -144,6 +148,11 @@ class BackwardKernel:
         query_offset: cute.Pointer,
         query_lengths: cute.Pointer,
         key_lengths: cute.Pointer,
+        query_segment_ids: cute.Pointer,
+        key_segment_ids: cute.Pointer,
+        query_tile_segments: cute.Pointer,
+        key_tile_segments: cute.Pointer,
+        soft_cap: Float32,
         scale_log2: Float32,
         scale: Float32,
         query_length: Int32,
@@ -171,6 +180,11 @@ class BackwardKernel:
             query_offset,
             query_lengths,
             key_lengths,
+            query_segment_ids,
+            key_segment_ids,
+            query_tile_segments,
+            key_tile_segments,
+            soft_cap,
             scale_log2,
             scale,
             query_length,
@@ -202,6 +216,11 @@ class BackwardKernel:
         query_offset: cute.Pointer,
         query_lengths: cute.Pointer,
         key_lengths: cute.Pointer,
+        query_segment_ids: cute.Pointer,
+        key_segment_ids: cute.Pointer,
+        query_tile_segments: cute.Pointer,
+        key_tile_segments: cute.Pointer,
+        soft_cap: Float32,
         scale_log2: Float32,
         scale: Float32,
         query_length: Int32,
@@ -254,9 +273,20 @@ class BackwardKernel:
         descending = self.variant.deterministic and self.variant.band.upper
         if cutlass.const_expr(descending):
             key_tile = key_tiles - 1 - key_tile
-        defaults = SequenceDefaults(
-            self.variant.band, band_lower, band_upper, query_length, key_length
+        segments, cap = None, None
+        if cutlass.const_expr(self.variant.general):
+            segments = SegmentArrays(
+                query_segment_ids, key_segment_ids, query_tile_segments, key_tile_segments
+            )
+            cap = make_soft_cap(soft_cap, scale_log2)
+        visibility = Visibility(
+            SequenceArrays(query_offset, query_lengths, key_lengths),
+            SequenceDefaults(self.variant.band, band_lower, band_upper, query_length, key_length),
+            segments,
+            tile.tile_q,
+            tile.tile_kv,
         )
+        view = view_of_key_tile(visibility, batch, key_tile)
         ctx = BackwardContext(
             tile=tile,
             dtype=self.dtype,
@@ -295,10 +325,9 @@ class BackwardKernel:
             scale=scale,
             query_tiles=(query_length + tile.tile_q - 1) // tile.tile_q,
             query_heads=query_heads,
-            band=band_of_batch(
-                SequenceArrays(query_offset, query_lengths, key_lengths), defaults, batch
-            ),
-            defaults=defaults,
+            visibility=visibility,
+            view=view,
+            soft_cap=cap,
             key_tile=key_tile,
             key_head=head_and_batch - batch * key_heads,
             batch=batch,
@@ -306,16 +335,15 @@ class BackwardKernel:
         )
         pipelines.publish_barriers()
 
-        begin, end = query_tile_range(ctx.band, key_tile * tile.tile_kv, tile.tile_kv, tile.tile_q)
         warpgroup_index = warp // 4
         if warpgroup_index == 0:
             cute.arch.setmaxregister_decrease(self.registers.producer)
             if warp == 0:
-                load(ctx, begin, end)
+                load(ctx, view.begin, view.end)
             if cutlass.const_expr(self.variant.deterministic):
                 if warp == 1:
-                    order(ctx, begin, end)
+                    order(ctx, view.begin, view.end)
         else:
             cute.arch.setmaxregister_increase(self.registers.consumer)
             thread, _, _ = cute.arch.thread_idx()
-            compute(ctx, warpgroup_index - 1, thread % WARPGROUP_THREADS, begin, end)
+            compute(ctx, warpgroup_index - 1, thread % WARPGROUP_THREADS, view.begin, view.end)

@@ -6,8 +6,11 @@ from cutlass import Int32
 from cutlass.cute.nvgpu import warpgroup
 
 from jax_flash.kernels.shared.masking import FragmentPosition, mask_keys_in_rows
-from jax_flash.kernels.shared.padding import clear_rows
+from jax_flash.kernels.shared.padding import clear_padded_rows, clear_rows
+from jax_flash.kernels.shared.segments import differ, hide_other_segments
+from jax_flash.kernels.shared.soft_cap import cap_scores, slope_at
 from jax_flash.kernels.shared.tile_ranges import hides_part_of
+from jax_flash.kernels.shared.visibility import query_tile_segments
 from jax_flash.kernels.sm90 import dq_accumulator, wgmma
 from jax_flash.kernels.sm90.warp_schedule import WARPGROUP_THREADS, NamedBarrier
 
@@ -88,7 +91,10 @@ def compute(ctx: cutlass.Constexpr, consumer: Int32, thread: Int32, begin: Int32
             scores = wgmma.accumulator(ctx.mma_scores, tile_q)
             d_weights = wgmma.accumulator(ctx.mma_scores, tile_q)
             query_pipeline.consumer_wait(query_state)
-            clear_query_padding(ctx, query_state, d_output_state, tile * tile_q, consumer, thread)
+            queries_segments = segments_of_queries(ctx, tile)
+            clear_query_padding(
+                ctx, queries_segments, query_state, d_output_state, tile, consumer, thread
+            )
             warpgroup.fence()
             wgmma.issue(
                 ctx.mma_scores, scores, keys, queries[None, None, None, query_state.index], True
@@ -110,16 +116,29 @@ def compute(ctx: cutlass.Constexpr, consumer: Int32, thread: Int32, begin: Int32
             has_previous = Int32(1)
             warpgroup.wait_group(1)
             score_rows = wgmma.rows_and_columns(scores)
+            d_rows = wgmma.rows_and_columns(d_weights)
+            if cutlass.const_expr(ctx.soft_cap is not None):
+                cap_scores(ctx.soft_cap, score_rows)
             if hides_part_of(
-                ctx.band, tile * tile_q, tile_q, ctx.key_tile * ctx.tile_kv, ctx.tile_kv
+                ctx.view.band, tile * tile_q, tile_q, ctx.key_tile * ctx.tile_kv, ctx.tile_kv
             ):
                 mask_tile(ctx, score_rows, first_key, tile * tile_q + column)
-            to_weights(ctx, score_rows, ctx.lse_log2_shared[None, query_state.index], column)
-            weights = wgmma.converted(scores, ctx.dtype)
-            warpgroup.wait_group(0)
-            d_rows = wgmma.rows_and_columns(d_weights)
-            to_d_scores(score_rows, d_rows, ctx.delta_shared[None, d_output_state.index], column)
-            d_scores = wgmma.converted(d_weights, ctx.dtype)
+            mask_segments(ctx, queries_segments, score_rows, first_key, tile * tile_q + column)
+            row_lse = ctx.lse_log2_shared[None, query_state.index]
+            row_delta = ctx.delta_shared[None, d_output_state.index]
+            if cutlass.const_expr(ctx.soft_cap is not None):
+                warpgroup.wait_group(0)
+                apply_slope(ctx, score_rows, d_rows, row_delta, column)
+                to_weights(ctx, score_rows, row_lse, column)
+                multiply(score_rows, d_rows)
+                d_scores = wgmma.converted(d_weights, ctx.dtype)
+                weights = wgmma.converted(scores, ctx.dtype)
+            else:
+                to_weights(ctx, score_rows, row_lse, column)
+                weights = wgmma.converted(scores, ctx.dtype)
+                warpgroup.wait_group(0)
+                to_d_scores(score_rows, d_rows, row_delta, column)
+                d_scores = wgmma.converted(d_weights, ctx.dtype)
             warpgroup.fence()
             wgmma.issue(
                 ctx.mma_gradients,
@@ -181,15 +200,42 @@ def compute(ctx: cutlass.Constexpr, consumer: Int32, thread: Int32, begin: Int32
 def mask_tile(ctx: cutlass.Constexpr, scores: cute.Tensor, first_row: Int32, first_column: Int32):
     """Hides what the band and the key length hide from a tile of transposed scores."""
     position = FragmentPosition(first_row, first_column, wgmma.row_offset, wgmma.column_offset)
-    mask_keys_in_rows(scores, position, ctx.band)
+    mask_keys_in_rows(scores, position, ctx.view.band)
+
+
+@cute.jit
+def segments_of_queries(ctx: cutlass.Constexpr, tile: Int32):
+    """Returns the segments of a query tile, None in kernels that do not support any."""
+    segments = None
+    if cutlass.const_expr(ctx.visibility.segments is not None):
+        segments = query_tile_segments(ctx.visibility, ctx.batch, tile)
+    return segments
+
+
+@cute.jit
+def mask_segments(
+    ctx: cutlass.Constexpr,
+    queries: cutlass.Constexpr,
+    scores: cute.Tensor,
+    first_row: Int32,
+    first_column: Int32,
+):
+    """Hides keys from queries of other segments, in kernels that support segments."""
+    if cutlass.const_expr(queries is not None):
+        position = FragmentPosition(first_row, first_column, wgmma.row_offset, wgmma.column_offset)
+        query_ids = ctx.visibility.query_ids(ctx.batch)
+        key_ids = ctx.visibility.key_ids(ctx.batch)
+        if differ(queries, ctx.view.segments):
+            hide_other_segments(scores, position, key_ids, query_ids)
 
 
 @cute.jit
 def clear_key_padding(ctx: cutlass.Constexpr, consumer: Int32, thread: Int32):
     """Zeroes the keys and values past the key length, once: padding may hold NaN."""
-    band = ctx.band
+    band, key_length = ctx.view.band, ctx.visibility.defaults.key_length
+    barrier = NamedBarrier.CONSUMER_0 + consumer
     first_key = (ctx.key_tile * ctx.num_consumers + consumer) * wgmma.ROWS
-    if band.key_length < cutlass.min(first_key + wgmma.ROWS, ctx.defaults.key_length):
+    if band.key_length < cutlass.min(first_key + wgmma.ROWS, key_length):
         for operand in (ctx.key, ctx.value):
             clear_rows(
                 operand.shared[None, None, consumer],
@@ -198,25 +244,50 @@ def clear_key_padding(ctx: cutlass.Constexpr, consumer: Int32, thread: Int32):
                 WARPGROUP_THREADS,
             )
         cute.arch.fence_proxy("async.shared", space="cta")
-        cute.arch.barrier(
-            barrier_id=NamedBarrier.CONSUMER_0 + consumer, number_of_threads=WARPGROUP_THREADS
-        )
+        cute.arch.barrier(barrier_id=barrier, number_of_threads=WARPGROUP_THREADS)
+    if cutlass.const_expr(ctx.visibility.segments is not None):
+        ids = ctx.visibility.key_ids(ctx.batch)
+        if ctx.view.segments.smallest < 0:
+            for operand in (ctx.key, ctx.value):
+                clear_padded_rows(
+                    operand.shared[None, None, consumer], ids, first_key, thread, WARPGROUP_THREADS
+                )
+            cute.arch.fence_proxy("async.shared", space="cta")
+            cute.arch.barrier(barrier_id=barrier, number_of_threads=WARPGROUP_THREADS)
 
 
 @cute.jit
 def clear_query_padding(
     ctx: cutlass.Constexpr,
+    segments: cutlass.Constexpr,
     query_state: cutlass.Constexpr,
     d_output_state: cutlass.Constexpr,
-    first_query: Int32,
+    tile: Int32,
     consumer: Int32,
     thread: Int32,
 ):
-    """Zeroes queries and dO past the query length, in the one tile that has any."""
-    band, d_output_pipeline = ctx.band, ctx.d_output_pipeline
-    if band.query_length < cutlass.min(first_query + ctx.query.rows, ctx.defaults.query_length):
+    """Zeroes padded queries and their dO: they may hold NaN.
+
+    Of the padding past the query length one tile has a part; by segment id any tile may.
+    """
+    band, d_output_pipeline = ctx.view.band, ctx.d_output_pipeline
+    query_length = ctx.visibility.defaults.query_length
+    first_query = tile * ctx.query.rows
+    threads = ctx.num_consumers * WARPGROUP_THREADS
+    if cutlass.const_expr(segments is not None):
+        ids = ctx.visibility.query_ids(ctx.batch)
+        if segments.smallest < 0:
+            d_output_pipeline.consumer_wait(d_output_state)
+            queries = ctx.query.shared[None, None, query_state.index]
+            d_outputs = ctx.d_output.shared[None, None, d_output_state.index]
+            for rows in (queries, d_outputs):
+                clear_padded_rows(
+                    rows, ids, first_query, consumer * WARPGROUP_THREADS + thread, threads
+                )
+            cute.arch.fence_proxy("async.shared", space="cta")
+            cute.arch.barrier(barrier_id=NamedBarrier.CONSUMERS, number_of_threads=threads)
+    if band.query_length < cutlass.min(first_query + ctx.query.rows, query_length):
         d_output_pipeline.consumer_wait(d_output_state)
-        threads = ctx.num_consumers * WARPGROUP_THREADS
         for operand, stage in (
             (ctx.query, query_state.index),
             (ctx.d_output, d_output_state.index),
@@ -244,6 +315,35 @@ def to_weights(
         for row in cutlass.range_constexpr(cute.size(scores, mode=[0])):
             exponent = scores[row, column] * ctx.scale_log2 - offset
             scores[row, column] = cute.math.exp2(exponent, fastmath=True)
+
+
+@cute.jit
+def apply_slope(
+    ctx: cutlass.Constexpr,
+    scores: cute.Tensor,
+    d_weights: cute.Tensor,
+    delta: cute.Tensor,
+    first_column: Int32,
+):
+    """Replaces transposed dP by ``(dP - delta) * slope``, the slope of the soft cap."""
+    soft_cap = ctx.soft_cap
+    for column in cutlass.range_constexpr(cute.size(scores, mode=[1])):
+        offset = delta[first_column + wgmma.column_offset(column)]
+        for row in cutlass.range_constexpr(cute.size(scores, mode=[0])):
+            d_weights[row, column] = d_weights[row, column] - offset
+    if soft_cap.bound > 0.0:
+        inverse_bound = cute.arch.rcp_approx(soft_cap.bound)
+        for row in cutlass.range_constexpr(cute.size(scores, mode=[0])):
+            for column in cutlass.range_constexpr(cute.size(scores, mode=[1])):
+                slope = slope_at(soft_cap, scores[row, column], inverse_bound)
+                d_weights[row, column] = d_weights[row, column] * slope
+
+
+@cute.jit
+def multiply(weights: cute.Tensor, d_weights: cute.Tensor):
+    """Multiplies the second fragment by the first, in place."""
+    for row in cutlass.range_constexpr(cute.size(weights, mode=[0])):
+        d_weights[row, None].store(d_weights[row, None].load() * weights[row, None].load())
 
 
 @cute.jit

@@ -17,14 +17,18 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
-from jax_flash.kernels.shared.tile_ranges import key_tile_range
+from jax_flash.kernels.shared.visibility import view_of_query_tile
 
 
 @cute.jit
 def turn_of(ctx: cutlass.Constexpr, tile: Int32):
     """Returns how many key tiles add to a query tile before this block's."""
-    first, end = key_tile_range(ctx.band, tile * ctx.query.rows, ctx.query.rows, ctx.tile_kv)
-    return end - 1 - ctx.key_tile if cutlass.const_expr(ctx.descending) else ctx.key_tile - first
+    queries = view_of_query_tile(ctx.visibility, ctx.batch, tile)
+    if cutlass.const_expr(ctx.descending):
+        turn = queries.end - 1 - ctx.key_tile
+    else:
+        turn = ctx.key_tile - queries.begin
+    return turn
 
 
 @cute.jit

@@ -12,8 +12,7 @@ from cutlass import Float32, Int32, Int64
 from jax_flash.kernels.sm90 import dq_accumulator, wgmma
 from jax_flash.kernels.sm90.warp_schedule import WARPGROUP_THREADS
 from jax_flash.spec.launch_plan import launch_plan
-from jax_flash.spec.tile_table import BACKWARD_TILES
-from jax_flash.spec.variant import KernelVariant
+from jax_flash.spec.variant import KernelVariant, backward_tile_of
 
 
 class FinishDqKernel:
@@ -23,7 +22,7 @@ class FinishDqKernel:
         """Takes the variant and the DSL's type for its dtype."""
         self.dtype = dtype
         self.plan = launch_plan(variant)
-        self.tile = BACKWARD_TILES[variant.arch, variant.head_dims]
+        self.tile = backward_tile_of(variant)
         if self.plan.threads != WARPGROUP_THREADS * self.tile.num_consumer_warpgroups:
             raise ValueError(
                 f"finish_dq runs {self.plan.threads} threads, one for each of the "

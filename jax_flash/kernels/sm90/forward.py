@@ -22,16 +22,18 @@ from cutlass import Float32, Int32
 from cutlass.cute.nvgpu import cpasync
 from cutlass.pipeline import PipelineTmaAsync, PipelineUserType, make_pipeline_state
 
-from jax_flash.kernels.shared.sequence import SequenceArrays, SequenceDefaults, band_of_batch
+from jax_flash.kernels.shared.segments import SegmentArrays
+from jax_flash.kernels.shared.sequence import SequenceArrays, SequenceDefaults
+from jax_flash.kernels.shared.soft_cap import SoftCap, make_soft_cap
 from jax_flash.kernels.shared.tile_scheduler import Schedule, make_schedule
+from jax_flash.kernels.shared.visibility import Visibility, view_of_query_tile
 from jax_flash.kernels.sm90 import pipelines, wgmma
 from jax_flash.kernels.sm90.forward_compute import compute
 from jax_flash.kernels.sm90.forward_load import load
 from jax_flash.kernels.sm90.tma import TmaOperand, tma_atom
 from jax_flash.kernels.sm90.warp_schedule import REGISTERS, WARPGROUP_THREADS, WARPGROUP_WARPS
 from jax_flash.spec.launch_plan import launch_plan
-from jax_flash.spec.tile_table import FORWARD_TILES
-from jax_flash.spec.variant import KernelVariant
+from jax_flash.spec.variant import KernelVariant, forward_tile_of
 
 
 class ForwardContext(NamedTuple):
@@ -56,14 +58,15 @@ class ForwardContext(NamedTuple):
     tile_kv: int
     scale_log2: Float32
     sinks: cute.Pointer
-    sequences: SequenceArrays
-    defaults: SequenceDefaults
+    visibility: Visibility
+    soft_cap: SoftCap | None
+    """None in kernels that do not support one."""
     schedule: Schedule
     heads_per_group: Int32
 
-    def band_of(self, batch: Int32):
-        """Returns the mask over the sequences of one batch element."""
-        return band_of_batch(self.sequences, self.defaults, batch)
+    def view_of(self, work):
+        """Returns what a query tile may see."""
+        return view_of_query_tile(self.visibility, work.batch, work.query_tile)
 
     def producer_state(self):
         """Returns the producer's position at the start of a pipeline."""
@@ -80,7 +83,7 @@ class ForwardKernel:
     def __init__(self, variant: KernelVariant, dtype: type) -> None:
         """Takes the variant and the DSL's type for its dtype."""
         self.variant = variant
-        self.tile = FORWARD_TILES[variant.arch, variant.head_dims]
+        self.tile = forward_tile_of(variant)
         self.dtype = dtype
         self.registers = REGISTERS[self.tile.num_consumer_warpgroups]
 
@@ -96,6 +99,11 @@ class ForwardKernel:
         query_offset: cute.Pointer,
         query_lengths: cute.Pointer,
         key_lengths: cute.Pointer,
+        query_segment_ids: cute.Pointer,
+        key_segment_ids: cute.Pointer,
+        query_tile_segments: cute.Pointer,
+        key_tile_segments: cute.Pointer,
+        soft_cap: Float32,
         scale_log2: Float32,
         query_length: Int32,
         key_length: Int32,
@@ -119,6 +127,11 @@ class ForwardKernel:
             query_offset,
             query_lengths,
             key_lengths,
+            query_segment_ids,
+            key_segment_ids,
+            query_tile_segments,
+            key_tile_segments,
+            soft_cap,
             scale_log2,
             query_length,
             key_length,
@@ -146,6 +159,11 @@ class ForwardKernel:
         query_offset: cute.Pointer,
         query_lengths: cute.Pointer,
         key_lengths: cute.Pointer,
+        query_segment_ids: cute.Pointer,
+        key_segment_ids: cute.Pointer,
+        query_tile_segments: cute.Pointer,
+        key_tile_segments: cute.Pointer,
+        soft_cap: Float32,
         scale_log2: Float32,
         query_length: Int32,
         key_length: Int32,
@@ -184,6 +202,12 @@ class ForwardKernel:
             pipelines.init_barriers(query_full, consumers, 1)
             pipelines.init_barriers(query_empty, consumers, WARPGROUP_WARPS)
 
+        segments, cap = None, None
+        if cutlass.const_expr(self.variant.general):
+            segments = SegmentArrays(
+                query_segment_ids, key_segment_ids, query_tile_segments, key_tile_segments
+            )
+            cap = make_soft_cap(soft_cap, scale_log2)
         key_operand = TmaOperand(tma_key, key_shared)
         value_operand = TmaOperand(tma_value, value_shared)
         ctx = ForwardContext(
@@ -218,10 +242,16 @@ class ForwardKernel:
             tile_kv=tile.tile_kv,
             scale_log2=scale_log2,
             sinks=sinks,
-            sequences=SequenceArrays(query_offset, query_lengths, key_lengths),
-            defaults=SequenceDefaults(
-                self.variant.band, band_lower, band_upper, query_length, key_length
+            visibility=Visibility(
+                SequenceArrays(query_offset, query_lengths, key_lengths),
+                SequenceDefaults(
+                    self.variant.band, band_lower, band_upper, query_length, key_length
+                ),
+                segments,
+                tile.tile_q,
+                tile.tile_kv,
             ),
+            soft_cap=cap,
             schedule=make_schedule(
                 (query_length + tile.tile_q - 1) // tile.tile_q,
                 query_heads,

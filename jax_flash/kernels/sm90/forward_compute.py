@@ -13,10 +13,13 @@ from jax_flash.kernels.shared.online_softmax import (
     start_rows,
     weigh,
 )
-from jax_flash.kernels.shared.padding import clear_rows
+from jax_flash.kernels.shared.padding import clear_padded_rows, clear_rows
+from jax_flash.kernels.shared.segments import differ, hide_other_segments
 from jax_flash.kernels.shared.sequence import value_or
-from jax_flash.kernels.shared.tile_ranges import hides_part_of, key_tile_range
+from jax_flash.kernels.shared.soft_cap import cap_scores
+from jax_flash.kernels.shared.tile_ranges import hides_part_of
 from jax_flash.kernels.shared.tile_scheduler import work_of_round
+from jax_flash.kernels.shared.visibility import is_padding, key_tile_segments
 from jax_flash.kernels.sm90 import wgmma
 from jax_flash.kernels.sm90.warp_schedule import WARPGROUP_THREADS, NamedBarrier
 
@@ -38,13 +41,14 @@ def compute(ctx: cutlass.Constexpr, consumer: Int32, thread: Int32):
     )
     key_pipeline, value_pipeline = ctx.key_pipeline, ctx.value_pipeline
     key_state, value_state = ctx.consumer_state(), ctx.consumer_state()
-    band_of = ctx.band_of
+    view_of = ctx.view_of
+    consumer_thread = consumer * WARPGROUP_THREADS + thread
     start_turns(ctx, consumer)
     for round_ in cutlass.range(ctx.schedule.rounds, unroll=1):
         work = work_of_round(ctx.schedule, round_)
         first_query = work.query_tile * ctx.tile_q
-        band = band_of(work.batch)
-        begin, end = key_tile_range(band, first_query, ctx.tile_q, ctx.tile_kv)
+        view = view_of(work)
+        band, begin, end = view.band, view.begin, view.end
         output = wgmma.accumulator(mma_values, ctx.value.columns)
         output.fill(0.0)
         output_rows = wgmma.rows_and_columns(output)
@@ -66,10 +70,13 @@ def compute(ctx: cutlass.Constexpr, consumer: Int32, thread: Int32):
             key_pipeline.consumer_release(key_state)
             key_state.advance()
             score_rows = wgmma.rows_and_columns(scores)
+            cap_tile(ctx, score_rows)
             mask_tile(band, score_rows, row, (end - 1) * ctx.key.rows + column)
+            keys_of_tile = mask_segments(ctx, view, work, end - 1, score_rows, row, column)
             weigh(softmax, score_rows, rescale)
             weights = wgmma.converted(scores, ctx.dtype)
             clear_padding(ctx, band, value_state, (end - 1) * ctx.tile_kv, consumer, thread)
+            clear_padded_values(ctx, keys_of_tile, work, value_state, end - 1, consumer_thread)
 
             for step in cutlass.range(end - 1 - begin, unroll=1):
                 tile = end - 2 - step
@@ -81,7 +88,6 @@ def compute(ctx: cutlass.Constexpr, consumer: Int32, thread: Int32):
                     mma_scores, next_scores, queries, keys[None, None, None, key_state.index], True
                 )
                 warpgroup.commit_group()
-                rescale_rows(output_rows, rescale)
                 value_pipeline.consumer_wait(value_state)
                 warpgroup.fence()
                 wgmma.issue(
@@ -98,17 +104,26 @@ def compute(ctx: cutlass.Constexpr, consumer: Int32, thread: Int32):
                 key_state.advance()
                 next_rows = wgmma.rows_and_columns(next_scores)
                 first_key = tile * ctx.tile_kv
+                cap_tile(ctx, next_rows)
                 if hides_part_of(band, first_query, ctx.tile_q, first_key, ctx.tile_kv):
                     mask_tile(band, next_rows, row, first_key + column)
+                keys_of_tile = mask_segments(ctx, view, work, tile, next_rows, row, column)
                 weigh(softmax, next_rows, rescale)
-                warpgroup.wait_group(0)
+                finish_matmul_and_rescale(output_rows, rescale)
                 value_pipeline.consumer_release(value_state)
                 value_state.advance()
                 wgmma.convert(next_scores, weights)
+                clear_padded_values(
+                    ctx,
+                    keys_of_tile,
+                    work,
+                    value_state,
+                    tile,
+                    consumer * WARPGROUP_THREADS + thread,
+                )
 
             if cutlass.const_expr(not ctx.output_in_query):
                 release_queries(ctx, consumer)
-            rescale_rows(output_rows, rescale)
             value_pipeline.consumer_wait(value_state)
             warpgroup.fence()
             wgmma.issue(
@@ -145,6 +160,58 @@ def mask_tile(band: cutlass.Constexpr, scores: cute.Tensor, first_row: Int32, fi
 
 
 @cute.jit
+def cap_tile(ctx: cutlass.Constexpr, scores: cute.Tensor):
+    """Applies the soft cap, in kernels that have one."""
+    if cutlass.const_expr(ctx.soft_cap is not None):
+        cap_scores(ctx.soft_cap, scores)
+
+
+@cute.jit
+def mask_segments(
+    ctx: cutlass.Constexpr,
+    view: cutlass.Constexpr,
+    work: cutlass.Constexpr,
+    tile: Int32,
+    scores: cute.Tensor,
+    first_row: Int32,
+    column: Int32,
+):
+    """Hides other segments' keys from a tile of scores, and returns the key tile's segments."""
+    keys = None
+    if cutlass.const_expr(ctx.visibility.segments is not None):
+        keys = key_tile_segments(ctx.visibility, work.batch, tile)
+        position = FragmentPosition(
+            first_row, tile * ctx.tile_kv + column, wgmma.row_offset, wgmma.column_offset
+        )
+        query_ids = ctx.visibility.query_ids(work.batch)
+        key_ids = ctx.visibility.key_ids(work.batch)
+        if differ(view.segments, keys):
+            hide_other_segments(scores, position, query_ids, key_ids)
+    return keys
+
+
+@cute.jit
+def clear_padded_values(
+    ctx: cutlass.Constexpr,
+    keys: cutlass.Constexpr,
+    work: cutlass.Constexpr,
+    value_state: cutlass.Constexpr,
+    tile: Int32,
+    thread: Int32,
+):
+    """Zeroes the values of keys that are padding by their segment id: they may hold NaN."""
+    if cutlass.const_expr(keys is not None):
+        value_pipeline, ids = ctx.value_pipeline, ctx.visibility.key_ids(work.batch)
+        threads = ctx.num_consumers * WARPGROUP_THREADS
+        if keys.smallest < 0:
+            value_pipeline.consumer_wait(value_state)
+            stage = ctx.value.shared[None, None, value_state.index]
+            clear_padded_rows(stage, ids, tile * ctx.tile_kv, thread, threads)
+            cute.arch.fence_proxy("async.shared", space="cta")
+            cute.arch.barrier(barrier_id=NamedBarrier.CONSUMERS, number_of_threads=threads)
+
+
+@cute.jit
 def clear_padding(
     ctx: cutlass.Constexpr,
     band: cutlass.Constexpr,
@@ -158,7 +225,7 @@ def clear_padding(
     Their weights are 0, but padding may hold NaN. Past the operand's own end TMA wrote zeros.
     """
     value_pipeline = ctx.value_pipeline
-    if band.key_length < cutlass.min(first_key + ctx.tile_kv, ctx.defaults.key_length):
+    if band.key_length < cutlass.min(first_key + ctx.tile_kv, ctx.visibility.defaults.key_length):
         value_pipeline.consumer_wait(value_state)
         stage = ctx.value.shared[None, None, value_state.index]
         clear_rows(
@@ -209,10 +276,17 @@ def pass_turn(ctx: cutlass.Constexpr, consumer: Int32):
 
 
 @cute.jit
-def rescale_rows(rows: cute.Tensor, factors: cute.Tensor):
-    """Multiplies each row by its factor; nothing to do when all rows of the warp keep theirs."""
+def finish_matmul_and_rescale(rows: cute.Tensor, factors: cute.Tensor):
+    """Waits for the matmul that adds to the output, then multiplies each row by its factor.
+
+    Nothing is multiplied when all rows of the warp keep theirs. Both branches wait: a wait before
+    them would be moved up by ptxas, over the whole softmax that is to run during the matmul.
+    """
     if cute.arch.vote_any_sync(factors[0] != 1.0 or factors[1] != 1.0):
+        warpgroup.wait_group(0)
         multiply_rows(rows, factors)
+    else:
+        warpgroup.wait_group(0)
 
 
 @cute.jit
@@ -235,12 +309,14 @@ def store_lse(
 
     A query past its sequence's end has -inf, also with a sink.
     """
-    destination, head, batch = ctx.lse, work.head, work.batch
+    destination, head, batch, visibility = ctx.lse, work.head, work.batch, ctx.visibility
     if column == 0:
         for i in cutlass.range_constexpr(2):
             query = row + wgmma.row_offset(i)
-            if query < ctx.defaults.query_length:
+            if query < ctx.visibility.defaults.query_length:
                 is_valid = query < band.query_length
+                if cutlass.const_expr(visibility.segments is not None):
+                    is_valid = is_valid and not is_padding(visibility, batch, query)
                 destination[query, head, batch] = lse[i] if is_valid else NEGATIVE_INFINITY
 
 

@@ -4,7 +4,6 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
-from jax_flash.kernels.shared.tile_ranges import key_tile_range
 from jax_flash.kernels.shared.tile_scheduler import work_of_round
 
 
@@ -16,7 +15,7 @@ def load(ctx: cutlass.Constexpr):
     buffers are free, while the consumers finish this one.
     """
     # Bound methods are read once: the DSL would carry `ctx` through the loop as if they changed it.
-    load_key, load_value, band_of = ctx.key.load, ctx.value.load, ctx.band_of
+    load_key, load_value, view_of = ctx.key.load, ctx.value.load, ctx.view_of
     key_pipeline, value_pipeline = ctx.key_pipeline, ctx.value_pipeline
     key_state, value_state = ctx.producer_state(), ctx.producer_state()
     for round_ in cutlass.range(ctx.schedule.rounds, unroll=1):
@@ -24,10 +23,9 @@ def load(ctx: cutlass.Constexpr):
         load_queries(ctx, work, round_)
         key_head = work.head // ctx.heads_per_group
         batch = work.batch
-        band = band_of(batch)
-        begin, end = key_tile_range(band, work.query_tile * ctx.tile_q, ctx.tile_q, ctx.tile_kv)
-        for step in cutlass.range(end - begin, unroll=1):
-            tile = end - 1 - step
+        view = view_of(work)
+        for step in cutlass.range(view.end - view.begin, unroll=1):
+            tile = view.end - 1 - step
             key_pipeline.producer_acquire(key_state)
             barrier = key_pipeline.producer_get_barrier(key_state)
             load_key(key_state.index, tile, key_head, batch, barrier)

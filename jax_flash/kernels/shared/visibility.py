@@ -1,0 +1,106 @@
+"""What a tile of queries, or of keys, may see: the one source that every role of a kernel asks."""
+
+from typing import NamedTuple
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32, Int64
+
+from jax_flash.kernels.shared.segments import (
+    SegmentArrays,
+    SegmentIds,
+    TileSegments,
+    id_at,
+    tile_segments,
+)
+from jax_flash.kernels.shared.sequence import SequenceArrays, SequenceDefaults, band_of_batch
+from jax_flash.kernels.shared.tile_ranges import BandValues, key_tile_range, query_tile_range
+
+
+class Visibility(NamedTuple):
+    """Where the facts come from."""
+
+    sequences: SequenceArrays
+    defaults: SequenceDefaults
+    segments: SegmentArrays | None
+    """None in kernels that do not support segments."""
+    tile_q: int
+    tile_kv: int
+
+    @property
+    def query_tiles(self) -> Int32:
+        """Query tiles of a head."""
+        return (self.defaults.query_length + self.tile_q - 1) // self.tile_q
+
+    @property
+    def key_tiles(self) -> Int32:
+        """Key tiles of a head."""
+        return (self.defaults.key_length + self.tile_kv - 1) // self.tile_kv
+
+    def query_ids(self, batch: Int32) -> SegmentIds:
+        """Segment ids of the queries."""
+        return SegmentIds(self.segments.query_ids, batch, self.defaults.query_length)
+
+    def key_ids(self, batch: Int32) -> SegmentIds:
+        """Segment ids of the keys."""
+        return SegmentIds(self.segments.key_ids, batch, self.defaults.key_length)
+
+
+class TileView(NamedTuple):
+    """What one tile may see: tiles ``begin .. end - 1`` of the other side, masked by the rest."""
+
+    band: BandValues
+    segments: TileSegments | None
+    """Of the tile itself."""
+    begin: Int32
+    end: Int32
+
+
+@cute.jit
+def query_tile_segments(visibility: cutlass.Constexpr, batch: Int32, tile: Int32):
+    """Returns the segments of a query tile."""
+    return tile_segments(visibility.segments.query_tiles, visibility.query_tiles, batch, tile)
+
+
+@cute.jit
+def key_tile_segments(visibility: cutlass.Constexpr, batch: Int32, tile: Int32):
+    """Returns the segments of a key tile."""
+    return tile_segments(visibility.segments.key_tiles, visibility.key_tiles, batch, tile)
+
+
+@cute.jit
+def is_padding(visibility: cutlass.Constexpr, batch: Int32, query: Int32):
+    """Whether the segment id of a query says that it is padding."""
+    ids = visibility.query_ids(batch)
+    padding = cutlass.Boolean(False)
+    if ids.pointer.toint() != Int64(0):
+        padding = id_at(ids, query) < 0
+    return padding
+
+
+@cute.jit
+def view_of_query_tile(visibility: cutlass.Constexpr, batch: Int32, tile: Int32):
+    """Returns which key tiles a query tile may see; none when ``begin >= end``."""
+    band = band_of_batch(visibility.sequences, visibility.defaults, batch)
+    first_query = tile * visibility.tile_q
+    begin, end = key_tile_range(band, first_query, visibility.tile_q, visibility.tile_kv)
+    segments = None
+    if cutlass.const_expr(visibility.segments is not None):
+        segments = query_tile_segments(visibility, batch, tile)
+        begin = cutlass.max(begin, segments.begin)
+        end = cutlass.min(end, segments.end)
+    return TileView(band, segments, begin, end)
+
+
+@cute.jit
+def view_of_key_tile(visibility: cutlass.Constexpr, batch: Int32, tile: Int32):
+    """Returns which query tiles may see a key tile: the transpose of ``view_of_query_tile``."""
+    band = band_of_batch(visibility.sequences, visibility.defaults, batch)
+    first_key = tile * visibility.tile_kv
+    begin, end = query_tile_range(band, first_key, visibility.tile_kv, visibility.tile_q)
+    segments = None
+    if cutlass.const_expr(visibility.segments is not None):
+        segments = key_tile_segments(visibility, batch, tile)
+        begin = cutlass.max(begin, segments.begin)
+        end = cutlass.min(end, segments.end)
+    return TileView(band, segments, begin, end)
