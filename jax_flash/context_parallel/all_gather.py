@@ -12,9 +12,6 @@ linear in the whole length for K, V, dK and dV.
 
 from __future__ import annotations
 
-from functools import partial
-from typing import cast
-
 import jax
 import jax.numpy as jnp
 
@@ -22,10 +19,8 @@ from jax_flash.context_parallel.local_calls import (
     Keys,
     Operands,
     Options,
-    as_residuals,
     backward,
     cotangent_of,
-    forget_forward,
     forward,
     join,
     join_results,
@@ -35,17 +30,8 @@ from jax_flash.context_parallel.local_calls import (
     split_results,
     sum_over_devices,
 )
+from jax_flash.context_parallel.two_passes import join_passes
 from jax_flash.reference.chunked_backward import Results
-
-
-def attend_all_gather(options: Options, operands: Operands) -> Results:
-    """Returns the results of this device's queries."""
-    return cast(Results, _attend(options, operands))
-
-
-@partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attend(options: Options, operands: Operands) -> Results:
-    return _forward(options, operands)
 
 
 def _forward(options: Options, operands: Operands) -> Results:
@@ -58,15 +44,9 @@ def _forward(options: Options, operands: Operands) -> Results:
     )
 
 
-def _forward_rule(options: Options, operands: Operands) -> tuple[Results, tuple[Operands, Results]]:
-    results = as_residuals(_forward(options, operands))
-    return results, (operands, results)
-
-
-def _backward_rule(
-    options: Options, residuals: tuple[Operands, Results], cotangents: Results
-) -> tuple[Operands]:
-    operands, results, cotangents = forget_forward(*residuals, cotangents)
+def _backward(
+    options: Options, operands: Operands, results: Results, cotangents: Results
+) -> Operands:
     keys = _gather_keys(options, operands)
     layout = options.layout(operands.query.shape[-3])
     gradients = [
@@ -82,17 +62,17 @@ def _backward_rule(
     if operands.sinks is not None:
         terms = [x.sinks for x in gradients if x.sinks is not None]
         d_sinks = sum_over_devices(options, terms)
-    cotangent = cotangent_of(
+    return cotangent_of(
         operands,
         query=join([x.query for x in gradients], -3),
         key=_send_to_holders(options, [x.key for x in gradients]),
         value=_send_to_holders(options, [x.value for x in gradients]),
         sinks=d_sinks,
     )
-    return (cotangent,)
 
 
-_attend.defvjp(_forward_rule, _backward_rule)
+attend_all_gather = join_passes(_forward, _backward)
+"""Returns the results of this device's queries."""
 
 
 def _gather_keys(options: Options, operands: Operands) -> Keys:

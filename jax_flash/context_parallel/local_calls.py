@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.ad_checkpoint import checkpoint_name
 
 from jax_flash.context_parallel.order import Index, Layout
 from jax_flash.ops.arguments import Arguments, Call
@@ -202,23 +201,6 @@ def forward(call: Call) -> Results:
 def backward(call: Call, results: Results, cotangents: Results) -> Gradients:
     """What the keys of the call add to the gradients; `results` are those over all keys."""
     return backward_pass(call, choose(call), results, cotangents)
-
-
-def as_residuals(results: Results) -> Results:
-    """Results as the backward pass keeps them; for the reasons see `jax_flash.ops.attention`."""
-    output, lse = jax.lax.optimization_barrier(tuple(results))
-    return Results(checkpoint_name(output, "flash_out"), checkpoint_name(lse, "flash_lse"))
-
-
-def forget_forward(
-    operands: Operands, results: Results, cotangents: Results
-) -> tuple[Operands, Results, Results]:
-    """Returns its arguments, as values that only the backward pass knows.
-
-    XLA would find that both passes communicate the same keys, and keep what the forward pass
-    received until the backward pass needs it.
-    """
-    return jax.lax.optimization_barrier((operands, results, cotangents))
 
 
 def split_results(layout: Layout, results: Results) -> list[Results]:

@@ -15,8 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
-from typing import NamedTuple, TypeVar, cast
+from typing import NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -26,10 +25,8 @@ from jax_flash.context_parallel.local_calls import (
     Operands,
     Options,
     Queries,
-    as_residuals,
     backward,
     cotangent_of,
-    forget_forward,
     forward,
     join,
     join_results,
@@ -39,28 +36,11 @@ from jax_flash.context_parallel.local_calls import (
     sum_over_devices,
 )
 from jax_flash.context_parallel.order import Index
+from jax_flash.context_parallel.two_passes import join_passes
 from jax_flash.reference.chunked_backward import Results
 
 Pair = tuple[int, int]
 """A chunk of this device's queries and a chunk of the keys it holds, by number."""
-
-
-def attend_ring(options: Options, operands: Operands) -> Results:
-    """Returns the results of this device's queries."""
-    positions_matter = (
-        options.is_causal
-        or options.window != (None, None)
-        or operands.query_lengths is not None
-        or operands.key_lengths is not None
-    )
-    if not positions_matter:  # Then a device's two chunks are as good as one.
-        options = replace(options, order="contiguous")
-    return cast(Results, _attend(options, operands))
-
-
-@partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attend(options: Options, operands: Operands) -> Results:
-    return _forward(options, operands)
 
 
 def _forward(options: Options, operands: Operands) -> Results:
@@ -86,15 +66,9 @@ def _forward(options: Options, operands: Operands) -> Results:
     )
 
 
-def _forward_rule(options: Options, operands: Operands) -> tuple[Results, tuple[Operands, Results]]:
-    results = as_residuals(_forward(options, operands))
-    return results, (operands, results)
-
-
-def _backward_rule(
-    options: Options, residuals: tuple[Operands, Results], cotangents: Results
-) -> tuple[Operands]:
-    operands, results, cotangents = forget_forward(*residuals, cotangents)
+def _backward(
+    options: Options, operands: Operands, results: Results, cotangents: Results
+) -> Operands:
     layout = options.layout(operands.query.shape[-3])
     chunks = query_chunks(options, operands)
     rows = list(zip(split_results(layout, results), split_results(layout, cotangents), strict=True))
@@ -116,17 +90,29 @@ def _backward_rule(
     steps = _pairs_of_steps(options, operands)
     _, sums = _go_round(steps, visit, (held, _Gradients.zeros(options, operands)))
     d_key, d_value = _rotate(options, (sums.key, sums.value), 1 - len(steps))
-    cotangent = cotangent_of(
+    return cotangent_of(
         operands,
         query=join(sums.query, -3),
         key=join(d_key, -3),
         value=join(d_value, -3),
         sinks=_sinks_gradient(options, operands, results, cotangents),
     )
-    return (cotangent,)
 
 
-_attend.defvjp(_forward_rule, _backward_rule)
+_attend = join_passes(_forward, _backward)
+
+
+def attend_ring(options: Options, operands: Operands) -> Results:
+    """Returns the results of this device's queries."""
+    positions_matter = (
+        options.is_causal
+        or options.window != (None, None)
+        or operands.query_lengths is not None
+        or operands.key_lengths is not None
+    )
+    if not positions_matter:  # Then a device's two chunks are as good as one.
+        options = replace(options, order="contiguous")
+    return _attend(options, operands)
 
 
 class Step(NamedTuple):

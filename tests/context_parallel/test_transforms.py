@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -105,6 +106,16 @@ def test_vmap_over_heads_that_share_keys(mode: str) -> None:
     assert_close(actual, jax.value_and_grad(expected_loss, (0, 1, 2))(query, key, value))
 
 
+@pytest.fixture(params=[False, True], ids=["remat", "remat3"])
+def remat3(request: pytest.FixtureRequest) -> Iterator[None]:
+    """JAX's checkpointing as it is, and as it will be."""
+    before = jax.config.jax_remat3
+    jax.config.update("jax_remat3", request.param)
+    yield
+    jax.config.update("jax_remat3", before)
+
+
+@pytest.mark.usefixtures("remat3")
 @pytest.mark.parametrize("mode", ["all_gather", "ring"])
 def test_checkpointed_layers_that_save_the_residuals_do_not_attend_again(mode: str) -> None:
     mesh = make_mesh()
