@@ -201,6 +201,26 @@ def test_blocks_arrive_on_each_others_mbarriers(schedule: Schedule):
         run(REMOTE, 2, buffers={"g": np.zeros(2, np.uint32)}, **launch)
 
 
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_lanes_arrive_in_different_blocks(schedule: Schedule):
+    """Lane i of block 0 arrives at block i: each block's phase needs this one arrival."""
+    body = """
+    mov.u32 %r4, %cluster_ctarank;
+    mapa.shared::cluster.u32 %r6, %shared, %lane;
+    barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;
+    setp.lt.u32 %p3, %lane, 2;
+    setp.eq.and.b32 %p3, %r4, 0, %p3;
+    @%p3 mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%r6];
+AGAIN:
+    mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 %p2, [%shared], 0;
+    @!%p2 bra AGAIN;
+    barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;
+    """
+    run(body, grid=(2, 1, 1), cluster=(2, 1, 1), schedule=schedule)
+    with pytest.raises(Deadlock, match="1 of 1 arrivals"):
+        run(body.replace("%lane, 2;", "%lane, 1;"), grid=(2, 1, 1), cluster=(2, 1, 1))
+
+
 def test_expected_bytes_need_a_number():
     with pytest.raises(PtxError, match="needs a number of bytes"):
         run("mbarrier.arrive.expect_tx.shared.b64 _, [%shared];")

@@ -41,19 +41,26 @@ def _released(warp: Any, *, relaxed: bool) -> Knowledge | None:
     return Knowledge.nothing(warp.clock.domain)
 
 
-def find_mbarriers(
-    warp: Any, space: str, addresses: np.ndarray, *, ordered: bool = True
-) -> list[Mbarrier]:
-    """Returns the mbarrier at each address; checks that its initialisation is synchronised with."""
+def find_mbarriers(warp: Any, space: str, addresses: np.ndarray) -> list[Mbarrier]:
+    """Returns the mbarrier at each address; checks that its initialisation is synchronised with.
+
+    Lanes may address different blocks of the cluster.
+    """
     what = "mbarrier operation"
     if space == "generic":
         space, addresses = access.resolve_generic(addresses, what)
-    block, offsets = warp.block.locate_shared(addresses, what)
-    block.shared.check(offsets, _BYTES, what)
-    if block.shadow is not None and warp.clock is not None and ordered:
-        seen = warp.clock.known.happens_before
-        block.shadow.check_writes(offsets >> 2, seen, f"use by {warp.name} of an mbarrier in")
-    return [block.mbarrier(int(offset)) for offset in offsets]
+    found: dict[int, Mbarrier] = {}
+    numbers = addresses.tolist()
+    for lane, number in enumerate(numbers):
+        if number in found:
+            continue
+        block, offsets = warp.block.locate_shared(addresses[lane : lane + 1], what)
+        block.shared.check(offsets, _BYTES, what)
+        if block.shadow is not None and warp.clock is not None:
+            seen = warp.clock.known.happens_before
+            block.shadow.check_writes(offsets >> 2, seen, f"use by {warp.name} of an mbarrier in")
+        found[number] = block.mbarrier(int(offsets[0]))
+    return [found[number] for number in numbers]
 
 
 @instruction("mbarrier.init", section=f"{_SECTION}.init", category=_CATEGORY)
