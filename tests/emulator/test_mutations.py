@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -25,11 +26,17 @@ from jax_flash.spec.variant import KernelRole
 from .kernel_runs import Arrays, Problem, run_with_statistics
 from .mutation import Mutant, mutants_of
 
-# The stages of every pipeline are used again, and three key tiles add to each query tile.
+# The stages of every pipeline are used again, three key tiles add to each query tile, and there is
+# padding to clear in shared memory.
 PROBLEMS = {
-    KernelRole.FORWARD: Problem(query_length=400, key_length=650),
+    KernelRole.FORWARD: Problem(query_length=400, key_length=650, key_lengths=(540,)),
     KernelRole.BACKWARD: Problem(
-        query_length=330, key_length=300, head_dim=128, deterministic=True
+        query_length=330,
+        key_length=300,
+        head_dim=128,
+        query_lengths=(310,),
+        key_lengths=(290,),
+        deterministic=True,
     ),
 }
 SCHEDULES = [
@@ -41,25 +48,27 @@ SCHEDULES = [
 ]
 
 SILENT = {
-    KernelRole.FORWARD: (
-        # Before K is loaded into a stage, V was loaded into one that is released later than it.
-        r"count one arrival less: mbarrier\.init",
+    KernelRole.FORWARD: {
         # The release of queries that see no key: not executed here.
-        r"drop: mbarrier\.arrive",
-    ),
-    KernelRole.BACKWARD: (
+        r"drop: mbarrier\.arrive": 1,
+        # Warpgroups only take turns at it: a turn taken early changes no result.
+        r"drop: bar\.sync\s+%r\d+, 256": 1,
+        # No register changes between the two matmuls of a step: the first one's fence serves both.
+        r"drop: wgmma\.fence": 1,
+    },
+    KernelRole.BACKWARD: {
         # Q and dO of a stage are released together, and Q's is waited for first.
-        r"count one arrival less: mbarrier\.init",
-        r"do not wait: mbarrier\.try_wait",
+        r"count one arrival less: mbarrier\.init": 2,
+        r"do not wait: mbarrier\.try_wait": 1,
         # A later commit closes the group, and what is waited for is waited for in full.
-        r"drop: wgmma\.commit_group",
-        r"drop: cp\.async\.bulk\.commit_group",
+        r"drop: wgmma\.commit_group": 1,
+        r"drop: cp\.async\.bulk\.commit_group": 1,
         # Lanes of a warp share a clock, and warps execute in one order (docs/emulator.md).
-        r"drop: bar\.warp\.sync",
-        r"drop: fence\.acq_rel\.gpu",
-    ),
+        r"drop: bar\.warp\.sync": 2,
+        r"drop: fence\.acq_rel\.gpu": 1,
+    },
 }
-"""Changes that may go unreported, as patterns, and why."""
+"""Changes that may go unreported, as patterns, how many of them at most, and why."""
 
 
 def operation_and_arrays(role: KernelRole, directory: Path) -> tuple[Operation, Arrays]:
@@ -118,11 +127,14 @@ def shows(run, schedule: Schedule, expected: Arrays) -> bool:
 
 
 def assert_only_known(mutants: Iterator[Mutant], role: KernelRole) -> None:
-    surprises = [
-        f"line {mutant.line}: {mutant.change}"
-        for mutant in mutants
-        if not any(re.match(pattern, mutant.change) for pattern in SILENT[role])
-    ]
+    """Asserts that no run showed only what `SILENT` lists, and no more of it."""
+    left, surprises = Counter(SILENT[role]), []
+    for mutant in mutants:
+        known = next((p for p in SILENT[role] if re.match(p, mutant.change)), None)
+        if known is None or not left[known]:
+            surprises.append(f"line {mutant.line}: {mutant.change}")
+        else:
+            left[known] -= 1
     assert not surprises, "no run showed:\n" + "\n".join(surprises)
 
 
