@@ -58,24 +58,24 @@ def test_two_runs_have_the_same_bits(mode: str, order: str) -> None:
     assert_same_bits(first, second, *first)
 
 
-def compiled(mode: str, order: str, *, gradient: bool, devices: int = 4, **options: Any) -> Any:
-    """Compiles a call on 32 positions a device, sharded as it is used."""
+Programs = dict[str, Any]
+
+
+def compiled(mode: str, order: str, *, devices: int = 4, **options: Any) -> Programs:
+    """Compiles the two passes of a call with 32 positions a device, sharded as it is used."""
     mesh = jax.make_mesh((devices,), ("context",), devices=jax.devices("cpu")[:devices])
     sharding = NamedSharding(mesh, PartitionSpec(None, "context"))
-    rows = jax.ShapeDtypeStruct((1, 32 * devices, 8, 16), jnp.float32, sharding=sharding)
+    rows = jax.device_put(jnp.ones((1, 32 * devices, 8, 16)), sharding)
 
     def call(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
         return context_parallel.attention(
             query, key, value, axis_name="context", mode=mode, order=order, mesh=mesh, **options
         )
 
-    def with_gradient(cotangent: jax.Array, *arrays: jax.Array) -> Any:
-        output, pull_back = jax.vjp(call, *arrays)
-        return output, pull_back(cotangent)
-
-    if gradient:
-        return jax.jit(with_gradient).lower(rows, rows, rows, rows).compile()
-    return jax.jit(call).lower(rows, rows, rows).compile()
+    forward = jax.jit(lambda *arrays: jax.vjp(call, *arrays)).lower(rows, rows, rows).compile()
+    _, pull_back = forward(rows, rows, rows)
+    backward = jax.jit(lambda pull_back, d_output: pull_back(d_output)).lower(pull_back, rows)
+    return {"forward": forward, "backward": backward.compile()}
 
 
 def communication(program: Any) -> dict[str, int]:
@@ -83,47 +83,42 @@ def communication(program: Any) -> dict[str, int]:
 
 
 @pytest.mark.parametrize(
-    ("mode", "order", "forward", "with_gradient"),
+    ("mode", "order", "forward", "backward"),
     [
-        # Keys and values, again for the backward pass; dK and dV of each chunk of queries go home.
-        ("all_gather", "contiguous", {"all-gather": 2}, {"all-gather": 4, "all-to-all": 2}),
-        ("all_gather", "zigzag", {"all-gather": 2}, {"all-gather": 4, "all-to-all": 4}),
-        # Keys and values after the first step and, in a loop, after all but the last; with dK and
-        # dV of each chunk behind them, in all steps but the first, and home from the last.
-        ("ring", "contiguous", {"collective-permute": 4}, {"collective-permute": 4 + 4 + 4 + 2}),
-        ("ring", "zigzag", {"collective-permute": 4}, {"collective-permute": 4 + 4 + 8 + 4}),
-        # Query, key, value and output, and their gradients.
-        ("all_to_all", "contiguous", {"all-to-all": 4}, {"all-to-all": 8}),
-        ("all_to_all", "zigzag", {"all-to-all": 4}, {"all-to-all": 8}),
+        # Keys and values; again, and dK and dV of each chunk of queries go home.
+        ("all_gather", "contiguous", {"all-gather": 2}, {"all-gather": 2, "all-to-all": 2}),
+        ("all_gather", "zigzag", {"all-gather": 2}, {"all-gather": 2, "all-to-all": 4}),
+        # Keys and values after the first step and, in a loop, after all but the last. Again, and
+        # dK and dV of each chunk behind them, before all steps but the first, and home at last.
+        ("ring", "contiguous", {"collective-permute": 4}, {"collective-permute": 4 + 4 + 2}),
+        ("ring", "zigzag", {"collective-permute": 4}, {"collective-permute": 4 + 8 + 4}),
+        # Query, key, value and output; their gradients.
+        ("all_to_all", "contiguous", {"all-to-all": 4}, {"all-to-all": 4}),
+        ("all_to_all", "zigzag", {"all-to-all": 4}, {"all-to-all": 4}),
     ],
 )
 def test_what_is_communicated(
-    mode: str, order: str, forward: dict[str, int], with_gradient: dict[str, int]
+    mode: str, order: str, forward: dict[str, int], backward: dict[str, int]
 ) -> None:
-    assert communication(compiled(mode, order, gradient=False, is_causal=True)) == forward
-    assert communication(compiled(mode, order, gradient=True, is_causal=True)) == with_gradient
+    programs = compiled(mode, order, is_causal=True)
+    assert communication(programs["forward"]) == forward
+    assert communication(programs["backward"]) == backward
 
 
 def test_a_ring_stops_where_no_window_reaches() -> None:
     """33 positions back: from the part of a device, into those of the two before it, of three."""
     window = {"is_causal": True, "local_window_size": (33, None)}
-    text = compiled("ring", "contiguous", gradient=False, **window).as_text()
-    assert len(re.findall(r" collective-permute(?:-start)?\(", text)) == 4
-    assert " while(" not in text
+    program = compiled("ring", "contiguous", **window)["forward"]
+    assert communication(program) == {"collective-permute": 4}
+    assert " while(" not in program.as_text()
     alone = {"is_causal": True, "local_window_size": (1, None)}
-    assert communication(compiled("ring", "contiguous", gradient=False, **alone)) == {
-        "collective-permute": 2
-    }
+    program = compiled("ring", "contiguous", **alone)["forward"]
+    assert communication(program) == {"collective-permute": 2}
 
 
 def test_a_rings_memory_does_not_grow_with_the_number_of_devices() -> None:
-    bytes_of = {
-        devices: [
-            compiled("ring", "zigzag", gradient=gradient, devices=devices, is_causal=True)
-            .memory_analysis()
-            .temp_size_in_bytes
-            for gradient in (False, True)
-        ]
-        for devices in (4, 8)
-    }
-    assert bytes_of[8] == bytes_of[4]
+    def bytes_of(devices: int) -> list[int]:
+        programs = compiled("ring", "zigzag", devices=devices, is_causal=True)
+        return [program.memory_analysis().temp_size_in_bytes for program in programs.values()]
+
+    assert bytes_of(8) == bytes_of(4)
