@@ -13,6 +13,7 @@ import numpy as np
 from jax_flash.ops import registration
 from jax_flash.ops.dispatch import KernelCall
 from jax_flash.ops.ffi_calls import buffer_shape
+from jax_flash.reference.chunked import unify_varying_axes
 from jax_flash.spec.launch_plan import Operation
 
 SIZE_LIMIT = 1 << 24
@@ -49,6 +50,8 @@ def emulate_operation(
     run = partial(_run, operation, call)
     arrays = [operands[name] for name in operation.operand_names]
     results = jax.pure_callback(run, types, *arrays)
+    # The results vary over the devices of a shard_map as the operands do; a callback's do not say.
+    results, _ = unify_varying_axes((results, arrays))
     names = [buffer.name for buffer in operation.results]
     return dict(zip(names, results, strict=True))
 
