@@ -45,10 +45,10 @@ def attend(call: Call, route: Route) -> Results:
     that saves both names does not run the forward pass again.
     """
 
-    def on_this_device(*operands: Any) -> Results:
-        return _attend(route, *unify_varying_axes(operands))
+    def on_this_device(*operands: Any) -> tuple[jax.Array, jax.Array]:
+        return tuple(_attend(route, *unify_varying_axes(operands)))
 
-    operands = call.query, call.key, call.value, call.semantics
+    operands: tuple[Any, ...] = call.query, call.key, call.value, call.semantics
     return Results(*on_each_device(on_this_device, *operands))
 
 

@@ -83,13 +83,8 @@ def on_each_device(
         optional = {
             name: x for name, x in operands.items() if name not in ("query", "key", "value")
         }
-        return tuple(
-            function(
-                operands["query"],
-                operands["key"],
-                operands["value"],
-                replace(semantics, **optional),
-            )
+        return function(
+            operands["query"], operands["key"], operands["value"], replace(semantics, **optional)
         )
 
     specs = {name: plan.spec(axes[name], x.shape) for name, x in arrays.items()}

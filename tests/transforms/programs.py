@@ -15,6 +15,8 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 import jax_flash
 
+JAX_VERSION = tuple(int(number) for number in jax.__version__.split(".")[:2])
+
 Operands = tuple[jax.Array, jax.Array, jax.Array]
 
 BATCH = PartitionSpec("data")
@@ -75,12 +77,19 @@ def put(mesh: Mesh, arrays: Sequence[Any], specs: Sequence[PartitionSpec]) -> li
 def compiled(function: Callable[..., Any], *operands: Any) -> tuple[Any, dict[str, int]]:
     """Runs a function jitted; gives its results, and how many collectives of each kind it has."""
     program = jax.jit(function).lower(*operands).compile()
-    return program(*operands), collectives(program.as_text())
+    return program(*operands), collectives(program)
 
 
-def collectives(text: str) -> dict[str, int]:
+def collectives(program: jax.stages.Compiled) -> dict[str, int]:
     """Counts the collectives of a compiled program."""
-    return dict(Counter(re.findall(rf" ({_COLLECTIVES})(?:-start)?\(", text)))
+    return dict(Counter(re.findall(rf" ({_COLLECTIVES})(?:-start)?\(", text_of(program))))
+
+
+def text_of(program: jax.stages.Compiled) -> str:
+    """The text of a compiled program."""
+    text = program.as_text()
+    assert text is not None
+    return text
 
 
 def expect_equal(actual: Any, expected: Any) -> None:

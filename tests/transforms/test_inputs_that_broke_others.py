@@ -22,6 +22,7 @@ from .programs import (
     make_operands,
     normal,
     put,
+    text_of,
     with_gradients,
 )
 
@@ -111,13 +112,15 @@ def test_each_device_sees_its_part_alone(axis_type: AxisType) -> None:
     spec = PartitionSpec("data", None, "model")
     with jax.set_mesh(mesh):
         sharded = put(mesh, operands, (spec,) * 3)
-        text = jax.jit(with_gradients(attention)).lower(*sharded).compile().as_text()
-    calls = [line for line in text.splitlines() if 'custom_call_target="jax_flash' in line]
+        program = jax.jit(with_gradients(attention)).lower(*sharded).compile()
+    calls = [
+        line for line in text_of(program).splitlines() if 'custom_call_target="jax_flash' in line
+    ]
     assert len(calls) == 2
     for call in calls:
         assert "bf16[4,8,2,16]" in call  # 8 batch elements over 2 devices, 8 heads over 4
         assert "bf16[8,8," not in call
-    assert collectives(text) == {}
+    assert collectives(program) == {}
 
 
 def test_gradients_with_integer_arguments() -> None:
@@ -158,6 +161,6 @@ def test_fewer_key_heads_than_devices_stay_where_they_are(key_heads: int) -> Non
     program = jax.jit(with_gradients(attention)).lower(*sharded).compile()
     actual = program(*sharded)
     expect_close(actual, expected)
-    assert collectives(program.as_text()) == {"all-reduce": 1}
+    assert collectives(program) == {"all-reduce": 1}
     whole = NamedSharding(mesh, PartitionSpec())
     assert all(gradient.sharding.is_equivalent_to(whole, 4) for gradient in actual[1][1:])

@@ -21,6 +21,7 @@ from .programs import (
     make_mesh,
     make_operands,
     put,
+    text_of,
     with_gradients,
 )
 
@@ -33,7 +34,7 @@ def test_donated_operands() -> None:
     expected = jax.jit(attention)(*operands)
     donating = jax.jit(attention, donate_argnums=0)
     program = donating.lower(*operands).compile()
-    assert "input_output_alias={ {0}: (0, {}" in program.as_text()
+    assert "input_output_alias={ {0}: (0, {}" in text_of(program)
     query = jnp.array(operands[0])
     expect_equal(program(query, *operands[1:]), expected)
     assert query.is_deleted()

@@ -12,7 +12,15 @@ from jax.sharding import AxisType
 
 import jax_flash
 
-from .programs import BATCH_AND_HEADS, expect_close, make_mesh, normal, put
+from .programs import (
+    BATCH_AND_HEADS,
+    JAX_VERSION,
+    expect_close,
+    make_mesh,
+    normal,
+    put,
+    text_of,
+)
 
 pytestmark = pytest.mark.usefixtures("cpu_kernels")
 
@@ -26,7 +34,7 @@ policies = jax.checkpoint_policies
 REMATS = pytest.mark.parametrize("remat", ["remat", "remat3"], indirect=True)
 # In jax 0.10 that does not work with any shard_map, which Explicit axes become.
 MESHES = [("remat", AxisType.Auto), ("remat", AxisType.Explicit), ("remat3", AxisType.Auto)]
-if jax.version.__version_info__ >= (0, 11):
+if JAX_VERSION >= (0, 11):
     MESHES.append(("remat3", AxisType.Explicit))
 
 
@@ -88,7 +96,7 @@ def test_launches_of_scanned_layers(case: str, cpu_kernels: Any) -> None:
     gradient = jax.jit(model((ONCE | TWICE)[case]))
     forward_runs = 1 if case in ONCE else 2
     assert cpu_kernels.calls_of(gradient, *operands()) == (forward_runs * LAYERS, LAYERS)
-    text = gradient.lower(*operands()).compile().as_text()
+    text = text_of(gradient.lower(*operands()).compile())
     # The two loops hold a call of the backward pass between them, and the forward pass in one or
     # both.
     assert text.count('custom_call_target="jax_flash_forward_v1"') == forward_runs

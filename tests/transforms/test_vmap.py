@@ -15,13 +15,13 @@ from jax.sharding import AxisType, PartitionSpec
 import jax_flash
 
 from .programs import (
+    JAX_VERSION,
     attention,
     collectives,
     expect_close,
     expect_equal,
     make_mesh,
     make_operands,
-    normal,
     put,
     with_gradients,
 )
@@ -226,7 +226,7 @@ def test_mapped_and_sharded(in_axes: Axes, axis_type: AxisType) -> None:
         sharded = put(mesh, operands, specs)
         program = jax.jit(function).lower(*sharded).compile()
         expect_equal(program(*sharded), jax.jit(function)(*operands))
-    assert collectives(program.as_text()) == {}
+    assert collectives(program) == {}
 
 
 @pytest.mark.parametrize("axis_type", [AxisType.Auto, AxisType.Explicit], ids=str)
@@ -247,15 +247,7 @@ def test_mapped_over_a_sharded_axis(in_axes: Axes, axis_type: AxisType) -> None:
         program = jax.jit(function).lower(*sharded).compile()
         expect_close(program(*sharded), jax.jit(function)(*operands))
 
-    communication = collectives(program.as_text())
+    communication = collectives(program)
     # jax 0.10 gathers what enters a shard_map over some axes; with Explicit ones, ours is inside.
-    if axis_type is AxisType.Auto or jax.version.__version_info__ >= (0, 11):
+    if axis_type is AxisType.Auto or JAX_VERSION >= (0, 11):
         assert communication == ({} if in_axes == (0, 0, 0) else {"all-reduce": 1})
-
-
-def test_random_operands_are_not_symmetric() -> None:
-    """What the tests above compare differs between examples and heads."""
-    one, other = (attention(*make_operands(**SMALL))[0] for _ in range(2))
-    expect_equal(one, other)
-    moved = attention(normal(9, 5, 4, 16), *make_operands(**SMALL)[1:])[0]
-    assert not np.allclose(np.asarray(one, np.float32), np.asarray(moved, np.float32), atol=0.1)
