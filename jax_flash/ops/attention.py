@@ -46,7 +46,8 @@ def attend(call: Call, route: Route) -> Results:
     """
 
     def on_this_device(*operands: Any) -> tuple[jax.Array, jax.Array]:
-        return tuple(_attend(route, *unify_varying_axes(operands)))
+        results = _attend(route, *unify_varying_axes(operands))
+        return results.output, results.lse
 
     operands: tuple[Any, ...] = call.query, call.key, call.value, call.semantics
     return Results(*on_each_device(on_this_device, *operands))

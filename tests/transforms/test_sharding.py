@@ -204,6 +204,8 @@ OPTIONAL = {
     "query_offset": (np.arange(8, dtype=np.int32) % 3, BATCH),
     "query_seq_lengths": (np.arange(8, dtype=np.int32) + 1, BATCH),
     "key_value_seq_lengths": (np.int32(8) - np.arange(8, dtype=np.int32) % 5, BATCH),
+    "query_segment_ids": (np.arange(64, dtype=np.int32).reshape(8, 8) // 3 % 4, BATCH),
+    "key_value_segment_ids": (np.arange(64, dtype=np.int32).reshape(8, 8) // 5 % 3, BATCH),
     "sinks": (np.linspace(-1, 1, 8, dtype=np.float32), PartitionSpec("model")),
 }
 
