@@ -7,7 +7,7 @@ gradient traced on a CPU and lowered for CUDA calls the kernels in both directio
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -19,7 +19,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jax_flash.ops.arguments import Call
 from jax_flash.ops.dispatch import KernelCall, Route
 from jax_flash.ops.emulation import emulate_operation
-from jax_flash.ops.explicit_sharding import on_each_device
+from jax_flash.ops.explicit_sharding import on_each_device, on_each_part
 from jax_flash.ops.partitioning import call_operation
 from jax_flash.ops.primitives import kernels_only
 from jax_flash.ops.segments import segment_operands
@@ -270,7 +270,16 @@ def _on_route(
         return jax.lax.platform_dependent(*arrays, **on_kernels, default=run_plain)
 
     only_kernels = route.cuda_only or route.emulated
-    run = batch_as_leading_dimension(run_kernels if only_kernels else per_platform)
+    run_pass = run_kernels if only_kernels else per_platform
+
+    def run_parts(*arrays: jax.Array) -> _Arrays:
+        def on_part(part: Mapping[str, jax.Array]) -> _Named:
+            return _Named(zip(wanted, run_pass(*(part[name] for name in named)), strict=True))
+
+        of_arrays = _Named(zip(named, arrays, strict=True))
+        return tuple(on_each_part(on_part, of_arrays, wanted)[name] for name in wanted)
+
+    run = batch_as_leading_dimension(run_parts)
     return _Named(zip(wanted, run(*named.values()), strict=True))
 
 

@@ -7,7 +7,7 @@ than parts, each device takes the key heads that its query heads read from all o
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -137,6 +137,34 @@ class DevicePlan:
         together = math.gcd(group, local)
         first = jax.lax.axis_index(self.head_axes) * local
         return (first + together * jnp.arange(local // together)) // group
+
+
+def run_on_part(
+    plan: DevicePlan,
+    function: Callable[[Mapping[str, jax.Array]], dict[str, jax.Array]],
+    operands: Mapping[str, jax.Array],
+) -> dict[str, jax.Array]:
+    """Runs `function` on a device's part of a call, where the plan's mesh axes have names.
+
+    Args:
+        plan: how the call is cut up.
+        function: takes and returns arrays by name.
+        operands: the device's parts: of key and value all heads, if the devices share them.
+
+    Returns:
+        What `function` returns; gradients of shared heads are summed over the devices in float32.
+    """
+    if plan.key_heads_are_split:
+        return function(operands)
+    own = {name: plan.take_key_heads(operands[name]) for name in ("key", "value")}
+    results = function({**operands, **own})
+    shared = {
+        name: plan.give_key_heads(results[name], jnp.float32)
+        for name in ("d_key", "d_value")
+        if name in results
+    }
+    totals = jax.lax.psum(shared, plan.head_axes)
+    return results | {name: x.astype(operands["key"].dtype) for name, x in totals.items()}
 
 
 def plan_devices(

@@ -20,13 +20,14 @@ from jax_flash.ops.device_plan import (
     mesh_axes,
     named_axes,
     plan_devices,
+    run_on_part,
 )
 from jax_flash.reference.semantics import Semantics
+from jax_flash.spec.buffers import INPUTS, RESULTS
 
 _AXES = {
-    "query": ("query_length", "query_heads", "head_dim"),
-    "key": ("key_length", "key_heads", "head_dim"),
-    "value": ("key_length", "key_heads", "value_head_dim"),
+    **{buffer.name: buffer.axes for buffer in (*INPUTS, *RESULTS)},
+    **{f"d_{buffer.name}": buffer.axes for buffer in (*INPUTS, *RESULTS)},
     "query_offset": (),
     "query_lengths": (),
     "key_lengths": (),
@@ -35,6 +36,7 @@ _AXES = {
     "bias": ("query_heads", "query_length", "key_length"),
     "mask": ("query_heads", "query_length", "key_length"),
     "sinks": ("query_heads",),
+    "d_sinks": ("query_heads",),
 }
 """Axes after the leading ones; an array may lack leading ones."""
 
@@ -91,6 +93,49 @@ def on_each_device(
     output = named_axes(leading, ("query_length", "query_heads", "value_head_dim"), query.ndim)
     rows = plan.spec(output[:-1], query.shape[:-1])
     return shard_map_of_plan(plan, run, arrays, specs, (PartitionSpec(*rows, None), rows))
+
+
+def on_each_part(
+    function: Callable[[Mapping[str, jax.Array]], dict[str, jax.Array]],
+    arrays: Mapping[str, jax.Array],
+    wanted: tuple[str, ...],
+) -> dict[str, jax.Array]:
+    """Runs one pass on each device's part, where `on_each_device` has left Explicit axes.
+
+    It has where an axis that vmap maps is sharded, and where it was not used.
+
+    Args:
+        function: the pass; takes and returns arrays by name.
+        arrays: with equal leading dimensions.
+        wanted: names of the results, which have those leading dimensions, too.
+
+    Returns:
+        The wanted results.
+
+    Raises:
+        ValueError: see `plan_devices`.
+    """
+    query, value = arrays["query"], arrays["value"]
+    leading = query.ndim - 3
+    axes = {name: named_axes(leading, _AXES[name], x.ndim) for name, x in arrays.items()}
+    plan = explicit_plan(arrays, axes)
+
+    def run(parts: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
+        results = function(parts) if plan is None else run_on_part(plan, function, parts)
+        return {name: results[name] for name in wanted}
+
+    if plan is None:
+        return run(arrays)
+    sizes = dict(zip(axes["query"], query.shape, strict=True))
+    sizes |= dict(zip(axes["value"], value.shape, strict=True))
+
+    def spec_of_result(name: str) -> PartitionSpec:
+        result = named_axes(leading, _AXES[name], leading + len(_AXES[name]))
+        return plan.spec(result, tuple(sizes[axis] for axis in result))
+
+    specs = {name: plan.spec(axes[name], x.shape) for name, x in arrays.items()}
+    out_specs = {name: spec_of_result(name) for name in wanted}
+    return shard_map_of_plan(plan, run, arrays, specs, out_specs)
 
 
 def explicit_plan(

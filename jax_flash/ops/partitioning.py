@@ -3,7 +3,7 @@
 Who says how arrays are sharded depends on the mesh's axes:
 
     Manual     the caller, in shard_map: the arrays are a device's part already
-    Explicit   the arrays' types: a shard_map inside, over the axes in use
+    Explicit   the arrays' types: `explicit_sharding` has put a shard_map around this
     Auto       XLA, when it compiles: it asks for a rule, and then for each device's program
 """
 
@@ -14,7 +14,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax.experimental.custom_partitioning import (
     ArrayMapping,
     SdyShardingRule,
@@ -29,16 +28,14 @@ from jax_flash.ops.device_plan import (
     mesh_axes,
     named_axes,
     plan_devices,
+    run_on_part,
 )
 from jax_flash.ops.dispatch import KernelCall
-from jax_flash.ops.explicit_sharding import explicit_plan, shard_map_of_plan
 from jax_flash.ops.ffi_calls import buffer_shape, call_handler
 from jax_flash.spec.launch_plan import Buffer, Operation
 
 _OF_RESULTS = ("output", "lse", "d_output", "d_lse")
 """Operands of the backward pass that are results of the forward pass, or their cotangents."""
-_SHARED_BY_QUERY_HEADS = ("d_key", "d_value")
-
 _RESHARD = (
     "jax.lax.with_sharding_constraint(array, NamedSharding(mesh, PartitionSpec(batch, None, heads, "
     "None)))"
@@ -59,36 +56,12 @@ def call_operation(
       The result buffers by name, workspaces among them.
 
     Raises:
-      ValueError: a sequence or head dimension is sharded, while tracing over an Explicit axis; over
-        an Auto axis XLA raises it when it compiles.
+      ValueError: a sequence or head dimension is sharded over an Auto axis; when XLA compiles.
     """
-    axes = _operand_axes(operation, operands["query"].ndim - 3)
     mesh = jax.typeof(operands["query"]).sharding.mesh
-    if plan := explicit_plan(operands, axes):
-        return _call_on_explicit_parts(operation, call, operands, plan)
     if mesh.empty or AxisType.Auto in mesh.axis_types:
         return _call_on_automatic_parts(operation, call, operands)
     return call_handler(operation, call, operands)
-
-
-def _call_on_explicit_parts(
-    operation: Operation,
-    call: KernelCall,
-    operands: Mapping[str, jax.Array],
-    plan: DevicePlan,
-) -> dict[str, jax.Array]:
-    shapes = {name: operand.shape for name, operand in operands.items()}
-    axes = _operand_axes(operation, operands["query"].ndim - 3)
-    return shard_map_of_plan(
-        plan,
-        functools.partial(_call_on_part, operation, call, plan),
-        operands,
-        {name: plan.spec(axes[name], shape) for name, shape in shapes.items()},
-        {
-            buffer.name: _result_spec(plan, operation, buffer, shapes)
-            for buffer in operation.results
-        },
-    )
 
 
 def _call_on_automatic_parts(
@@ -116,7 +89,8 @@ def _partitioned_call(operation: Operation, call: KernelCall, leading: int) -> A
             if plan is None:
                 return run(*parts)
             named = dict(zip(names, parts, strict=True))
-            return tuple(_call_on_part(operation, call, plan, named).values())
+            handler = functools.partial(call_handler, operation, call)
+            return tuple(run_on_part(plan, handler, named).values())
 
     def partition(mesh: Any, operands: Any, results: Any) -> Any:
         if not all(isinstance(info.sharding, NamedSharding) for info in operands):
@@ -227,23 +201,6 @@ def _sharding_rule(operation: Operation, leading: int, operand_types: Any) -> Sd
         tuple(mapping(buffer, "result") for buffer in operation.results),
         need_replication_factors=tuple(whole),
     )
-
-
-def _call_on_part(
-    operation: Operation, call: KernelCall, plan: DevicePlan, operands: Mapping[str, jax.Array]
-) -> dict[str, jax.Array]:
-    """Runs the kernels on a device's part, where the plan's mesh axes have names."""
-    if plan.key_heads_are_split:
-        return call_handler(operation, call, operands)
-    own = {name: plan.take_key_heads(operands[name]) for name in ("key", "value")}
-    results = call_handler(operation, call, {**operands, **own})
-    shared = {
-        name: plan.give_key_heads(results[name], jnp.float32)
-        for name in _SHARED_BY_QUERY_HEADS
-        if name in results
-    }
-    totals = jax.lax.psum(shared, plan.head_axes)
-    return results | {name: x.astype(operands["key"].dtype) for name, x in totals.items()}
 
 
 def _operand_axes(operation: Operation, leading: int) -> dict[str, tuple[str, ...]]:

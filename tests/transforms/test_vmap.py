@@ -229,9 +229,12 @@ def test_mapped_and_sharded(in_axes: Axes, axis_type: AxisType) -> None:
     assert collectives(program) == {}
 
 
+@pytest.mark.parametrize("implementation", ["cuda", None])
 @pytest.mark.parametrize("axis_type", [AxisType.Auto, AxisType.Explicit], ids=str)
 @pytest.mark.parametrize("in_axes", [(0, 0, 0), (0, None, None)], ids=str)
-def test_mapped_over_a_sharded_axis(in_axes: Axes, axis_type: AxisType) -> None:
+def test_mapped_over_a_sharded_axis(
+    in_axes: Axes, axis_type: AxisType, implementation: str | None
+) -> None:
     """Each device has its part of the mapped axis; shared keys get gradients summed over it."""
     heads = PartitionSpec(None, None, "model")
     operands = stacked(make_operands(2), in_axes)
@@ -240,7 +243,8 @@ def test_mapped_over_a_sharded_axis(in_axes: Axes, axis_type: AxisType) -> None:
         for x, axis in zip(operands, in_axes, strict=True)
     ]
     specs = [heads if axis is None else PartitionSpec("data", *heads) for axis in in_axes]
-    function = with_gradients(jax.vmap(attention, in_axes))
+    call = partial(attention, implementation=implementation)
+    function = with_gradients(jax.vmap(call, in_axes))
     mesh = make_mesh(axis_type)
     with jax.set_mesh(mesh):
         sharded = put(mesh, operands, specs)
