@@ -107,7 +107,7 @@ def run_on_gpu(problem: Problem, operation: Operation, arrays: Arrays) -> Arrays
     """Runs an operation's kernels through the FFI; returns every buffer, workspaces too."""
     call = KernelCall(
         forward=problem.forward(),
-        backward=problem.backward(),
+        backward=None,
         scale=problem.scale,
         band=problem.band,
     )
@@ -162,9 +162,13 @@ def _compare(
 
 
 FLOAT32 = np.dtype(np.float32)
-LIMITS = {"lse": (0.0, 8.0), "dq_accumulator": (0.0, 4.0)}
-"""Least share of equal bits and most steps, by output; those of the others are below."""
-DEFAULT_LIMITS = (0.8, 2.0)
+LIMITS = {"lse": (0.4, 4.0), "dq_accumulator": (0.25, 1.0)}
+"""Least share of equal bits and most steps, by output; those of the others are below.
+
+Measured on one H200 (benchmarks/results/2026-11-29_nvidia-h200_emulator.csv): lse 48 % and 3 steps,
+the accumulator of dQ 32 % and 0.59 steps, output, dK and dV 98.5 % and 1 step.
+"""
+DEFAULT_LIMITS = (0.98, 1.0)
 
 
 def _check(row: Row) -> None:
