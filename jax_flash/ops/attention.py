@@ -277,7 +277,8 @@ def _on_route(
             return _Named(zip(wanted, run_pass(*(part[name] for name in named)), strict=True))
 
         of_arrays = _Named(zip(named, arrays, strict=True))
-        return tuple(on_each_part(on_part, of_arrays, wanted)[name] for name in wanted)
+        results = on_each_part(on_part, of_arrays, wanted)
+        return tuple(results[name] for name in wanted)
 
     run = batch_as_leading_dimension(run_parts)
     return _Named(zip(wanted, run(*named.values()), strict=True))
