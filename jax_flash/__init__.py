@@ -14,13 +14,13 @@ from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from jax_flash import context_parallel as context_parallel
     from jax_flash import flax as flax
 
     __version__: str
 
 # The build imports `jax_flash.aot` in an environment that has the compiler but no jax.
 if importlib.util.find_spec("jax") is not None:
-    from jax_flash import context_parallel
     from jax_flash.api import Explanation, attention, explain, export_checks
 
 __all__ = [
@@ -42,7 +42,7 @@ def _version() -> str:
 
 
 def __getattr__(name: str) -> Any:
-    """Resolves what costs an import: the Flax adapter and the version."""
+    """Resolves what costs an import: the version, and modules that not all programs use."""
     if name == "__version__":
         return _version()
     if name in __all__ and importlib.util.find_spec("jax") is None:
@@ -50,6 +50,6 @@ def __getattr__(name: str) -> Any:
             f"jax_flash.{name} needs jax, which is not installed. Install it, for example with "
             "`pip install jax` or `pip install jax[cuda12]`."
         )
-    if name == "flax":
-        return importlib.import_module("jax_flash.flax")
+    if name in ("context_parallel", "flax"):
+        return importlib.import_module(f"jax_flash.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
