@@ -93,7 +93,7 @@ PYTHON_SOURCES = [
     "jax_flash/kernels/sm90/backward.py",
     "jax_flash/kernels/sm90/backward_compute.py",
     "jax_flash/kernels/sm90/backward_load.py",
-    "jax_flash/kernels/sm90/backward_order.py",
+    "jax_flash/kernels/sm90/backward_reduce.py",
     "jax_flash/kernels/sm90/dq_accumulator.py",
     "jax_flash/kernels/sm90/finish_dq.py",
     "jax_flash/kernels/sm90/forward.py",

@@ -19,7 +19,9 @@ class Feature(Enum):
     MASK = "a dense mask"
 
 
-GENERAL_FEATURES = frozenset({Feature.SEGMENT_IDS, Feature.SOFT_CAP})
+GENERAL_FEATURES = frozenset(
+    {Feature.QUERY_LENGTHS, Feature.KEY_LENGTHS, Feature.SEGMENT_IDS, Feature.SOFT_CAP}
+)
 """Features that need a general kernel (``variant.KernelVariant.general``)."""
 
 

@@ -118,10 +118,11 @@ class BackwardTile:
 
     @property
     def shared_memory_bytes(self) -> int:
-        """Shared memory of K, V, the stages of Q and dO with their row statistics, dS twice, and
-        the barriers."""
+        """Shared memory of K, V, the stages of Q and dO with their row statistics, dS twice, a
+        part of dQ, and the barriers."""
         keys = 2 * self.tile_kv * self.head_dim * _ELEMENT_BYTES
         queries = 2 * self.num_stages * self.tile_q * self.head_dim * _ELEMENT_BYTES
         statistics = 2 * self.num_stages * self.tile_q * _FLOAT_BYTES
         scores = 2 * self.tile_q * self.tile_kv * _ELEMENT_BYTES
-        return keys + queries + statistics + scores + BARRIER_BYTES
+        d_queries = self.tile_q * self.head_dim * _FLOAT_BYTES
+        return keys + queries + statistics + scores + d_queries + BARRIER_BYTES

@@ -46,8 +46,8 @@ class KernelVariant:
     band: BandMask = FULL
     deterministic: bool = False
     general: bool = False
-    """Whether segments and a soft cap are supported, at some cost; the band has both bounds then.
-    Absent features are null pointers and zeros."""
+    """Whether lengths, segments and a soft cap are supported, at some cost; the band then has both
+    bounds. Absent features are null pointers and zeros."""
 
     def __post_init__(self) -> None:
         """Refuses keys that name no distinct kernel."""

@@ -21,6 +21,15 @@ kernels reached 1.67 times the ideal's largest error where the mean square error
 may be twice the ideal's, as in FlashAttention's own tests.
 """
 
+FEW_VALUES = 64
+FEW_VALUES_FACTOR = 10.0
+"""The factor for arrays of at most FEW_VALUES values, such as the gradient of the sinks.
+
+Each is one sum over many rows, so its error is one draw of a random number whose spread is the
+same for both algorithms: the ratio of two draws says next to nothing. A wrong formula errs by
+thousands of times the ideal's error.
+"""
+
 
 def assert_close_to_oracle(
     actual: Mapping[str, ArrayLike],
@@ -34,7 +43,8 @@ def assert_close_to_oracle(
 
     For each array, the root mean square of the errors to the oracle must be at most
     factor * (the ideal's) + floor * (the oracle's largest magnitude); so must the largest error,
-    with the factor multiplied by MAX_NORM_ALLOWANCE.
+    with the factor multiplied by MAX_NORM_ALLOWANCE. Arrays of few values have a factor of
+    FEW_VALUES_FACTOR.
     Where the oracle is infinite (log-sum-exp of an empty row), the result must be the same.
 
     Args:
@@ -83,6 +93,8 @@ def _compare(
     error, ideal_error = _error(actual, oracle), _error(ideal, oracle)
     worst = np.unravel_index(np.argmax(error), error.shape)
     factor, floor = limits
+    if oracle.size <= FEW_VALUES:
+        factor = max(factor, FEW_VALUES_FACTOR)
     finite = np.abs(oracle[np.isfinite(oracle)])
     slack = floor * float(finite.max(initial=0))
     report = []

@@ -10,9 +10,9 @@ import numpy as np
 from jax_flash.emulator.launch import ELEMENT_TYPES, Options, run_operation
 from jax_flash.emulator.statistics import Statistics
 from jax_flash.spec.arch import Arch
-from jax_flash.spec.band_mask import Band, kernel_band
+from jax_flash.spec.band_mask import Band, kernel_band, with_both_bounds
 from jax_flash.spec.launch_plan import Operation, backward_operation, forward_operation
-from jax_flash.spec.problem import Feature
+from jax_flash.spec.problem import GENERAL_FEATURES, Feature
 from jax_flash.spec.tile_table import BACKWARD_TILES, FORWARD_TILES, smallest_tile_dims
 from jax_flash.spec.variant import DType
 
@@ -47,7 +47,8 @@ class Problem:
     @property
     def band(self) -> Band:
         """The mask, as kernels take it."""
-        return kernel_band(Band(lower=self.lower, upper=self.upper))
+        band = kernel_band(Band(lower=self.lower, upper=self.upper))
+        return with_both_bounds(band) if self.features & GENERAL_FEATURES else band
 
     @property
     def features(self) -> frozenset[Feature]:

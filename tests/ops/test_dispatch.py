@@ -31,8 +31,8 @@ UNSUPPORTED = {
 # Arguments, and the last word of the name of the kernel that runs them.
 SUPPORTED = {
     "offset array": ({"query_offset": np.array([1, 2], np.int32), "is_causal": True}, "causal"),
-    "query lengths": ({"query_seq_lengths": np.array([3, 4])}, "full"),
-    "key lengths": ({"key_value_seq_lengths": np.array([3, 4])}, "full"),
+    "query lengths": ({"query_seq_lengths": np.array([3, 4])}, "general"),
+    "key lengths": ({"key_value_seq_lengths": np.array([3, 4])}, "general"),
     "sinks": ({"sinks": np.zeros(4, np.float32)}, "full"),
     "segment ids": (
         {

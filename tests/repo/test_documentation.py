@@ -6,13 +6,14 @@ import os
 import re
 import subprocess
 import tomllib
-from itertools import product
 from pathlib import Path
 
 import pytest
 
 import jax_flash
 from jax_flash.spec.arch import Arch
+from jax_flash.spec.buffers import OPTIONAL_OPERANDS
+from jax_flash.spec.problem import GENERAL_FEATURES, Feature
 from jax_flash.spec.support import KERNEL_DTYPES, variants_to_build
 from jax_flash.spec.variant import KernelRole
 
@@ -100,16 +101,18 @@ def test_the_readme_says_what_kernels_exist():
         if len(cells := line.split("|")) == 5
     }
     assert rows["dtypes"] == ", ".join(KERNEL_DTYPES)
-    head_dims = sorted({variant.head_dim for variant in forward})
-    assert rows["head dimensions"] == f"D = Dv = {' or '.join(map(str, head_dims))}"
+    largest = max(max(variant.head_dims) for variant in forward)
+    backward = [v for v in variants_to_build() if v.role is KernelRole.BACKWARD]
+    differentiable = max(max(variant.head_dims) for variant in backward)
+    assert rows["head dimensions"] == (
+        f"D and Dv any multiple of 8 up to {largest}, with gradients up to {differentiable}"
+    )
     for arch in Arch:
         assert arch.value in rows["hardware"]
-    masks = list(dict.fromkeys(variant.band.name for variant in forward))
-    for mask, words in {"full": "full", "causal": "causal", "band": "window"}.items():
-        assert (words in rows["masks"]) == (mask in masks)
-    combinations = {(v.dtype, v.head_dim, v.band) for v in forward}
-    assert len(combinations) == len(KERNEL_DTYPES) * len(head_dims) * len(masks)
-    assert all(
-        any(v.head_dim == d and v.band.name == mask for v in forward)
-        for d, mask in product(head_dims, masks)
-    )
+    missing = set(Feature) - set(OPTIONAL_OPERANDS) - GENERAL_FEATURES
+    assert missing == {Feature.BIAS, Feature.MASK}
+    assert rows["masks"].endswith("all but dense masks and biases")
+    # Every mask in every size: four kinds of kernel for each tile and dtype.
+    kinds = {(v.band, v.general) for v in forward}
+    assert len(kinds) == 4
+    assert len(forward) == 4 * len(KERNEL_DTYPES) * len({v.head_dims for v in forward})

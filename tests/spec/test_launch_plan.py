@@ -22,7 +22,7 @@ from jax_flash.spec.variant import DType, KernelRole, backward_tile_of, forward_
 PROBLEM = {"batch": 3, "query_length": 1000, "key_length": 77, "query_heads": 8, "key_heads": 2}
 MASKS = (
     (BandMask(), frozenset[Feature]()),
-    (BandMask(upper=True), frozenset({Feature.SINKS, Feature.KEY_LENGTHS})),
+    (BandMask(upper=True), frozenset({Feature.SINKS, Feature.QUERY_OFFSET_ARRAY})),
     (BOTH_BOUNDS, frozenset(OPTIONAL_OPERANDS) | GENERAL_FEATURES),
 )
 

@@ -9,8 +9,8 @@ import pytest
 
 from jax_flash.testing import assert_bitwise_equal, assert_close_to_oracle
 
-ORACLE = np.linspace(-2, 2, 24).reshape(2, 3, 4)
-IDEAL = (ORACLE + 1e-3 * np.cos(np.arange(24)).reshape(2, 3, 4)).astype(np.float32)
+ORACLE = np.linspace(-2, 2, 240).reshape(2, 3, 40)
+IDEAL = (ORACLE + 1e-3 * np.cos(np.arange(240)).reshape(2, 3, 40)).astype(np.float32)
 
 
 def _check(actual: Any, oracle: Any = ORACLE, ideal: Any = IDEAL, **limits: float) -> None:
@@ -40,6 +40,13 @@ def test_many_slightly_bad_entries_fail_in_the_mean():
     actual = ORACLE + 1.1 * np.abs(IDEAL - ORACLE).max()
     with pytest.raises(AssertionError, match=r"rms error 1\.100e-03"):
         _check(actual)
+
+
+def test_an_array_of_few_values_is_only_compared_in_magnitude():
+    few, ideal = ORACLE[0, 0, :10], IDEAL[0, 0, :10]
+    _check(few + 5 * (ideal - few), oracle=few, ideal=ideal)
+    with pytest.raises(AssertionError):
+        _check(few + 11 * (ideal - few), oracle=few, ideal=ideal)
 
 
 def test_floor_is_relative_to_the_largest_magnitude():
@@ -87,7 +94,7 @@ def test_bitwise_equality_names_the_first_difference(dtype):
     assert_bitwise_equal({"d_key": expected.copy()}, {"d_key": expected})
     actual = expected.copy()
     actual.view(f"u{dtype.itemsize}")[1, 0, 2:] ^= 1
-    with pytest.raises(AssertionError, match=r"d_key: 2 of 24 .* first at \(1, 0, 2\): .*0x"):
+    with pytest.raises(AssertionError, match=r"d_key: 38 of 240 .* first at \(1, 0, 2\): .*0x"):
         assert_bitwise_equal({"d_key": actual}, {"d_key": expected})
 
 

@@ -53,8 +53,9 @@ def mask_keys_in_columns(scores: cute.Tensor, position: cutlass.Constexpr, band:
     for row in cutlass.range_constexpr(cute.size(scores, mode=[0])):
         query = position.first_row + position.row_offset(row)
         begin = None
-        # A query past the end sees no key.
-        end = band.key_length if query < band.query_length else Int32(0)
+        end = band.key_length
+        if cutlass.const_expr(band.ragged):  # a query past the end sees no key
+            end = end if query < band.query_length else Int32(0)
         if cutlass.const_expr(band.mask.upper):
             end = cutlass.min(end, query + band.upper + 1)
         if cutlass.const_expr(band.mask.lower):
@@ -69,11 +70,14 @@ def mask_keys_in_rows(scores: cute.Tensor, position: cutlass.Constexpr, band: cu
         key = position.first_row + position.row_offset(row)
         columns = cute.size(scores, mode=[1])
         begin = Int32(0)
-        end = band.query_length - position.first_column
+        end = None
+        if cutlass.const_expr(band.ragged):
+            end = band.query_length - position.first_column
         if cutlass.const_expr(band.mask.upper):
             begin = key - band.upper - position.first_column
         if cutlass.const_expr(band.mask.lower):
-            end = cutlass.min(end, key - band.lower + 1 - position.first_column)
+            past = key - band.lower + 1 - position.first_column
+            end = past if cutlass.const_expr(end is None) else cutlass.min(end, past)
         # A key past the end is seen by no query.
         past_last_column = Int32(position.column_offset(columns - 1) + 1)
         begin = past_last_column if key >= band.key_length else begin

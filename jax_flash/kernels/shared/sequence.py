@@ -30,6 +30,8 @@ class SequenceDefaults(NamedTuple):
     upper: Int32
     query_length: Int32
     key_length: Int32
+    ragged: bool
+    """Whether the kernel supports lengths."""
 
 
 @cute.jit
@@ -55,10 +57,8 @@ def band_of_batch(arrays: cutlass.Constexpr, defaults: cutlass.Constexpr, batch:
         offset = value_or(arrays.query_offset, batch, Int32(0))
         lower += offset
         upper += offset
-    return BandValues(
-        defaults.mask,
-        lower,
-        upper,
-        clipped_length(arrays.query_lengths, batch, defaults.query_length),
-        clipped_length(arrays.key_lengths, batch, defaults.key_length),
-    )
+    query_length, key_length = defaults.query_length, defaults.key_length
+    if cutlass.const_expr(defaults.ragged):
+        query_length = clipped_length(arrays.query_lengths, batch, query_length)
+        key_length = clipped_length(arrays.key_lengths, batch, key_length)
+    return BandValues(defaults.mask, lower, upper, query_length, key_length, defaults.ragged)

@@ -24,6 +24,9 @@ class BandValues(NamedTuple):
     upper: Int32
     query_length: Int32
     key_length: Int32
+    ragged: bool
+    """Whether the lengths may differ from the operands'. Where not, what queries past the end see
+    does not matter: they are not stored, and their gradients are zeros."""
 
     @property
     def band(self) -> Band:
@@ -55,7 +58,9 @@ def key_tile_range(
         maximum=cutlass.max,
     )
     begin, end = Int32(begin), Int32(end)
-    return begin, (begin if first_query >= values.query_length else end)
+    if cutlass.const_expr(values.ragged):
+        end = begin if first_query >= values.query_length else end
+    return begin, end
 
 
 @cute.jit
@@ -76,7 +81,9 @@ def query_tile_range(
         maximum=cutlass.max,
     )
     begin, end = Int32(begin), Int32(end)
-    return begin, (begin if first_key >= values.key_length else end)
+    if cutlass.const_expr(values.ragged):
+        end = begin if first_key >= values.key_length else end
+    return begin, end
 
 
 @cute.jit
@@ -92,7 +99,9 @@ def hides_part_of(
     Where not, the tile of scores needs no masking.
     """
     last_key = first_key + keys - 1
-    hidden = last_key >= values.key_length or first_query + rows > values.query_length
+    hidden = last_key >= values.key_length
+    if cutlass.const_expr(values.ragged):
+        hidden = hidden or first_query + rows > values.query_length
     if cutlass.const_expr(values.mask.upper):
         hidden = hidden or last_key > first_query + values.upper
     if cutlass.const_expr(values.mask.lower):

@@ -10,10 +10,10 @@ query head of the group, so that dK and dV are summed in registers, in a fixed o
 grouped heads::
 
     warpgroup 0   producer   one warp issues TMA:  K, V (once), then Q, lse and dO, delta tiles
-                  order      one warp keeps the turns of adding to dQ, when deterministic
+                  reduce     one warp adds dQ parts to global memory; in turns when deterministic
     warpgroup 1   consumer   keys  0..63    S^T = K Q^T   dP^T = V dO^T   dV += P^T dO
     warpgroup 2   consumer   keys 64..127   dK += dS^T Q  dS -> shared memory, then dQ part = dS K
-                                            over all keys of the block, reduced to global memory
+                                            over all keys of the block -> shared memory
 
     Q pipeline, dO pipeline: num_stages tiles each, with their row statistics on the same barrier.
 """
@@ -33,7 +33,7 @@ from jax_flash.kernels.shared.visibility import TileView, Visibility, view_of_ke
 from jax_flash.kernels.sm90 import dq_accumulator, pipelines, wgmma
 from jax_flash.kernels.sm90.backward_compute import compute
 from jax_flash.kernels.sm90.backward_load import load
-from jax_flash.kernels.sm90.backward_order import order
+from jax_flash.kernels.sm90.backward_reduce import reduce
 from jax_flash.kernels.sm90.tma import TmaOperand, tma_atom
 from jax_flash.kernels.sm90.warp_schedule import REGISTERS, WARPGROUP_THREADS, WARPGROUP_WARPS
 from jax_flash.spec.launch_plan import launch_plan
@@ -60,8 +60,9 @@ class BackwardContext(NamedTuple):
     delta: cute.Pointer
     dq_accumulator: cute.Pointer
     dq_semaphores: cute.Pointer
-    turn_barrier: cute.Pointer
-    added_barrier: cute.Pointer
+    dq_shared: cute.Pointer
+    dq_full_barrier: cute.Pointer
+    dq_empty_barrier: cute.Pointer
     descending: bool
     key_barriers: cute.Pointer
     query_pipeline: PipelineTmaAsync
@@ -247,18 +248,21 @@ class BackwardKernel:
             memory, self.dtype, tile.tile_q, tile.head_dim, tile.num_stages
         )
         d_scores_shared = wgmma.allocate(memory, self.dtype, wgmma.ROWS, tile.tile_q, 2 * consumers)
+        dq_shared = memory.allocate_tensor(
+            Float32, cute.make_layout(tile.tile_q * tile.head_dim), byte_alignment=128
+        )
         row_layout = cute.make_layout((tile.tile_q, tile.num_stages))
         lse_log2_shared = memory.allocate_tensor(Float32, row_layout, byte_alignment=128)
         delta_shared = memory.allocate_tensor(Float32, row_layout, byte_alignment=128)
         key_barriers = memory.allocate_array(cutlass.Int64, consumers)
         query_barriers = memory.allocate_array(cutlass.Int64, 2 * tile.num_stages)
         d_output_barriers = memory.allocate_array(cutlass.Int64, 2 * tile.num_stages)
-        turn_barrier = memory.allocate_array(cutlass.Int64, 1)
-        added_barrier = memory.allocate_array(cutlass.Int64, 1)
+        dq_full_barrier = memory.allocate_array(cutlass.Int64, 1)
+        dq_empty_barrier = memory.allocate_array(cutlass.Int64, 1)
         if warp == 0:
             pipelines.init_barriers(key_barriers, consumers, 1)
-            pipelines.init_barriers(turn_barrier, 1, 1)
-            pipelines.init_barriers(added_barrier, 1, consumers * WARPGROUP_WARPS)
+            pipelines.init_barriers(dq_full_barrier, 1, consumers * WARPGROUP_WARPS)
+            pipelines.init_barriers(dq_empty_barrier, 1, 1)
 
         query_operand = TmaOperand(tma_query, query_shared)
         row_bytes = tile.tile_q * Float32.width // 8
@@ -281,7 +285,14 @@ class BackwardKernel:
             cap = make_soft_cap(soft_cap, scale_log2)
         visibility = Visibility(
             SequenceArrays(query_offset, query_lengths, key_lengths),
-            SequenceDefaults(self.variant.band, band_lower, band_upper, query_length, key_length),
+            SequenceDefaults(
+                self.variant.band,
+                band_lower,
+                band_upper,
+                query_length,
+                key_length,
+                ragged=self.variant.general,
+            ),
             segments,
             tile.tile_q,
             tile.tile_kv,
@@ -304,8 +315,9 @@ class BackwardKernel:
             delta=delta,
             dq_accumulator=dq_accumulator_pointer,
             dq_semaphores=dq_semaphores,
-            turn_barrier=turn_barrier,
-            added_barrier=added_barrier,
+            dq_shared=dq_shared.iterator,
+            dq_full_barrier=dq_full_barrier,
+            dq_empty_barrier=dq_empty_barrier,
             descending=descending,
             key_barriers=key_barriers,
             query_pipeline=pipelines.tma_pipeline(
@@ -340,9 +352,8 @@ class BackwardKernel:
             cute.arch.setmaxregister_decrease(self.registers.producer)
             if warp == 0:
                 load(ctx, view.begin, view.end)
-            if cutlass.const_expr(self.variant.deterministic):
-                if warp == 1:
-                    order(ctx, view.begin, view.end)
+            elif warp == 1:
+                reduce(ctx, view.begin, view.end)
         else:
             cute.arch.setmaxregister_increase(self.registers.consumer)
             thread, _, _ = cute.arch.thread_idx()

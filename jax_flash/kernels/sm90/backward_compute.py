@@ -76,25 +76,25 @@ def compute(ctx: cutlass.Constexpr, consumer: Int32, thread: Int32, begin: Int32
     tile_q = ctx.query.rows
     query_pipeline, d_output_pipeline = ctx.query_pipeline, ctx.d_output_pipeline
     query_state, d_output_state = ctx.consumer_state(), ctx.consumer_state()
-    head_tile = ctx.head_tile
     # The last tile's dK matmul runs on while this tile's scores are computed; its queries are
     # released then.
     previous_query_state = ctx.consumer_state()
     has_previous = Int32(0)
     buffer = Int32(0)
     cute.arch.mbarrier_wait(ctx.key_barriers + consumer, 0)
-    clear_key_padding(ctx, consumer, thread)
+    if cutlass.const_expr(ctx.view.band.ragged):
+        clear_key_padding(ctx, consumer, thread)
 
-    for member in cutlass.range(ctx.heads_per_group, unroll=1):
-        head = ctx.key_head * ctx.heads_per_group + member
+    for _member in cutlass.range(ctx.heads_per_group, unroll=1):
         for tile in cutlass.range(begin, end, unroll=1):
             scores = wgmma.accumulator(ctx.mma_scores, tile_q)
             d_weights = wgmma.accumulator(ctx.mma_scores, tile_q)
             query_pipeline.consumer_wait(query_state)
             queries_segments = segments_of_queries(ctx, tile)
-            clear_query_padding(
-                ctx, queries_segments, query_state, d_output_state, tile, consumer, thread
-            )
+            if cutlass.const_expr(ctx.view.band.ragged):
+                clear_query_padding(
+                    ctx, queries_segments, query_state, d_output_state, tile, consumer, thread
+                )
             warpgroup.fence()
             wgmma.issue(
                 ctx.mma_scores, scores, keys, queries[None, None, None, query_state.index], True
@@ -180,7 +180,7 @@ def compute(ctx: cutlass.Constexpr, consumer: Int32, thread: Int32, begin: Int32
             warpgroup.wait_group(1)
             d_output_pipeline.consumer_release(d_output_state)
             d_output_state.advance()
-            add_d_query(ctx, d_query, head_tile(head, tile), buffer, consumer, thread)
+            pass_d_query(ctx, d_query, buffer, consumer, thread)
             query_state.advance()
             if cutlass.const_expr(not ctx.tile.overlap_d_key):
                 warpgroup.wait_group(0)
@@ -358,25 +358,18 @@ def to_d_scores(
 
 
 @cute.jit
-def add_d_query(
-    ctx: cutlass.Constexpr,
-    d_query: cute.Tensor,
-    head_tile: Int32,
-    phase: Int32,
-    consumer: Int32,
-    thread: Int32,
+def pass_d_query(
+    ctx: cutlass.Constexpr, d_query: cute.Tensor, phase: Int32, consumer: Int32, thread: Int32
 ):
-    """Adds this block's part of dQ to the accumulator; in its turn when deterministic."""
-    destination = dq_accumulator.fragment_of(
-        ctx.dq_accumulator, ctx.tile, head_tile, consumer, thread
-    )
-    if cutlass.const_expr(ctx.deterministic):
-        cute.arch.mbarrier_wait(ctx.turn_barrier, phase)
-    dq_accumulator.add(destination, d_query)
-    if cutlass.const_expr(ctx.deterministic):
-        cute.arch.sync_warp()
-        with cute.arch.elect_one():
-            cute.arch.mbarrier_arrive(ctx.added_barrier)
+    """Passes this warpgroup's share of dQ to the reduce warp, through shared memory."""
+    # The last part must have been read; before the first, this returns at once.
+    cute.arch.mbarrier_wait(ctx.dq_empty_barrier, phase ^ 1)
+    destination = dq_accumulator.fragment_of(ctx.dq_shared, ctx.tile, consumer, thread)
+    dq_accumulator.store(destination, d_query)
+    cute.arch.fence_proxy("async.shared", space="cta")
+    cute.arch.sync_warp()
+    with cute.arch.elect_one():
+        cute.arch.mbarrier_arrive(ctx.dq_full_barrier)
 
 
 @cute.jit

@@ -2,12 +2,10 @@
 
 Blocks of different key tiles add to the same query tile, so partial sums meet in global memory.
 The accumulator of one query tile is stored in the order of the matmul fragments, not row-major:
-consumer warpgroup, group of four registers, thread, register. Each thread then adds four
-consecutive floats with one vector reduction and a warp covers 512 consecutive bytes, with no
-detour through shared memory.
+consumer warpgroup, group of four registers, thread, register. So threads store their registers to
+shared memory without bank conflicts, and one bulk reduction adds the whole tile.
 """
 
-import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64
 
@@ -16,7 +14,7 @@ from jax_flash.kernels.sm90.warp_schedule import WARPGROUP_THREADS
 from jax_flash.spec.tile import BackwardTile
 
 VECTOR = 4
-"""Floats of one vector reduction."""
+"""Floats of one store."""
 
 
 def splits_rows(tile: BackwardTile) -> bool:
@@ -29,38 +27,52 @@ def columns(tile: BackwardTile) -> int:
     return tile.head_dim if splits_rows(tile) else tile.head_dim // tile.num_consumer_warpgroups
 
 
-def fragment_of(
-    pointer: cute.Pointer,
-    tile: BackwardTile,
-    head_tile: Int32,
-    consumer: Int32,
-    thread: Int32,
-) -> cute.Tensor:
-    """Returns one thread's fragment ``(4, groups)`` of the accumulator of a query tile.
+def tile_start(pointer: cute.Pointer, tile: BackwardTile, head_tile: Int32) -> cute.Pointer:
+    """Returns where the ``tile_q * D`` floats of a query tile start.
 
     Args:
-      pointer: the accumulator, one ``tile_q * D`` block for each (batch, head, query tile).
+      pointer: the accumulator.
       tile: tile of the backward kernel.
-      head_tile: index of that block.
+      head_tile: index of the query tile among those of all batch elements and heads.
+    """
+    return pointer + Int64(head_tile) * (tile.tile_q * tile.head_dim)
+
+
+def fragment_of(
+    start: cute.Pointer, tile: BackwardTile, consumer: Int32, thread: Int32
+) -> cute.Tensor:
+    """Returns one thread's fragment ``(4, groups)`` of a query tile's floats.
+
+    Args:
+      start: of these floats, in global or shared memory.
+      tile: tile of the backward kernel.
       consumer: warpgroup that owns the fragment.
       thread: thread within the warpgroup.
     """
     groups = columns(tile) * wgmma.ROWS // WARPGROUP_THREADS // VECTOR
     group_stride = WARPGROUP_THREADS * VECTOR
     offset = consumer * (groups * group_stride) + thread * VECTOR
-    start = pointer + Int64(head_tile) * (tile.tile_q * tile.head_dim) + offset
-    return cute.make_tensor(start, cute.make_layout((VECTOR, groups), stride=(1, group_stride)))
+    layout = cute.make_layout((VECTOR, groups), stride=(1, group_stride))
+    return cute.make_tensor((start + offset).align(16), layout)
 
 
-@cute.jit
-def add(destination: cute.Tensor, fragment: cute.Tensor):
-    """Adds an accumulator fragment to its place with 16-byte reductions (relaxed, device scope)."""
+def store(destination: cute.Tensor, fragment: cute.Tensor) -> None:
+    """Stores an accumulator fragment to its place, 16 bytes at a time."""
     values = cute.make_tensor(fragment.iterator, cute.make_layout(destination.shape))
-    for group in cutlass.range_constexpr(cute.size(destination, mode=[1])):
-        cute.arch.inline_ptx(
-            "red.relaxed.gpu.global.add.v4.f32 [{$r0}], {{$r1}, {$r2}, {$r3}, {$r4}};",
-            read_only_args=[
-                destination[None, group].iterator,
-                *(Float32(values[i, group]) for i in range(VECTOR)),
-            ],
+    for group in range(cute.size(destination, mode=[1])):
+        cute.autovec_copy(
+            values[None, group],
+            cute.make_tensor(destination[None, group].iterator.align(16), cute.make_layout(VECTOR)),
         )
+
+
+def reduce_tile(destination: cute.Pointer, source: cute.Pointer, tile: BackwardTile) -> None:
+    """Issues the bulk reduction of a query tile's floats from shared to global memory."""
+    cute.arch.inline_ptx(
+        "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [{$r0}], [{$r1}], {$r2};",
+        read_only_args=[
+            destination.toint(),
+            source.toint(),
+            Int32(tile.tile_q * tile.head_dim * Float32.width // 8),
+        ],
+    )

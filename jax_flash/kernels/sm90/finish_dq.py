@@ -71,7 +71,8 @@ class FinishDqKernel:
         else:
             column += consumer * dq_accumulator.columns(self.tile)
         query = tile * self.tile.tile_q + row
-        fragment = dq_accumulator.fragment_of(accumulator, self.tile, block, consumer, thread)
+        floats = dq_accumulator.tile_start(accumulator, self.tile, block)
+        fragment = dq_accumulator.fragment_of(floats, self.tile, consumer, thread)
         # A group of four registers is two rows of two neighbouring columns.
         values = cute.make_rmem_tensor(cute.make_layout(dq_accumulator.VECTOR), Float32)
         for group in cutlass.range_constexpr(cute.size(fragment, mode=[1])):

@@ -245,7 +245,12 @@ class ForwardKernel:
             visibility=Visibility(
                 SequenceArrays(query_offset, query_lengths, key_lengths),
                 SequenceDefaults(
-                    self.variant.band, band_lower, band_upper, query_length, key_length
+                    self.variant.band,
+                    band_lower,
+                    band_upper,
+                    query_length,
+                    key_length,
+                    ragged=self.variant.general,
                 ),
                 segments,
                 tile.tile_q,

@@ -43,7 +43,6 @@ def compute(ctx: cutlass.Constexpr, consumer: Int32, thread: Int32):
     key_state, value_state = ctx.consumer_state(), ctx.consumer_state()
     view_of = ctx.view_of
     consumer_thread = consumer * WARPGROUP_THREADS + thread
-    start_turns(ctx, consumer)
     for round_ in cutlass.range(ctx.schedule.rounds, unroll=1):
         work = work_of_round(ctx.schedule, round_)
         first_query = work.query_tile * ctx.tile_q
@@ -61,11 +60,9 @@ def compute(ctx: cutlass.Constexpr, consumer: Int32, thread: Int32):
         if begin < end:
             scores = wgmma.accumulator(mma_scores, ctx.key.rows)
             key_pipeline.consumer_wait(key_state)
-            wait_turn(ctx, consumer)
             warpgroup.fence()
             wgmma.issue(mma_scores, scores, queries, keys[None, None, None, key_state.index], True)
             warpgroup.commit_group()
-            pass_turn(ctx, consumer)
             warpgroup.wait_group(0)
             key_pipeline.consumer_release(key_state)
             key_state.advance()
@@ -75,14 +72,14 @@ def compute(ctx: cutlass.Constexpr, consumer: Int32, thread: Int32):
             keys_of_tile = mask_segments(ctx, view, work, end - 1, score_rows, row, column)
             weigh(softmax, score_rows, rescale)
             weights = wgmma.converted(scores, ctx.dtype)
-            clear_padding(ctx, band, value_state, (end - 1) * ctx.tile_kv, consumer, thread)
+            if cutlass.const_expr(band.ragged):
+                clear_padding(ctx, band, value_state, (end - 1) * ctx.tile_kv, consumer, thread)
             clear_padded_values(ctx, keys_of_tile, work, value_state, end - 1, consumer_thread)
 
             for step in cutlass.range(end - 1 - begin, unroll=1):
                 tile = end - 2 - step
                 next_scores = wgmma.accumulator(mma_scores, ctx.key.rows)
                 key_pipeline.consumer_wait(key_state)
-                wait_turn(ctx, consumer)
                 warpgroup.fence()
                 wgmma.issue(
                     mma_scores, next_scores, queries, keys[None, None, None, key_state.index], True
@@ -98,7 +95,6 @@ def compute(ctx: cutlass.Constexpr, consumer: Int32, thread: Int32):
                     False,
                 )
                 warpgroup.commit_group()
-                pass_turn(ctx, consumer)
                 warpgroup.wait_group(1)
                 key_pipeline.consumer_release(key_state)
                 key_state.advance()
@@ -245,34 +241,6 @@ def clear_padding(
 def sink_of(ctx: cutlass.Constexpr, work: cutlass.Constexpr):
     """Returns the sink of a head, or -inf where there are none."""
     return value_or(ctx.sinks, work.batch * ctx.schedule.query_heads + work.head, NO_SINK)
-
-
-@cute.jit
-def start_turns(ctx: cutlass.Constexpr, consumer: Int32):
-    """Gives the first turn to the first consumer."""
-    if consumer == ctx.num_consumers - 1:
-        pass_turn(ctx, consumer)
-
-
-@cute.jit
-def wait_turn(ctx: cutlass.Constexpr, consumer: Int32):
-    """Waits until the consumer before this one has issued its matmuls.
-
-    Consumers take turns ("ping-pong", FlashAttention 3, section 3.1): one's softmax runs while
-    the tensor cores work for another.
-    """
-    cute.arch.barrier(
-        barrier_id=NamedBarrier.TURN_0 + consumer, number_of_threads=2 * WARPGROUP_THREADS
-    )
-
-
-@cute.jit
-def pass_turn(ctx: cutlass.Constexpr, consumer: Int32):
-    """Lets the next consumer issue its matmuls."""
-    following = 0 if consumer == ctx.num_consumers - 1 else consumer + 1
-    cute.arch.barrier_arrive(
-        barrier_id=NamedBarrier.TURN_0 + following, number_of_threads=2 * WARPGROUP_THREADS
-    )
 
 
 @cute.jit

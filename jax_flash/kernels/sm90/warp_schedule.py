@@ -36,7 +36,3 @@ class NamedBarrier(IntEnum):
     """First consumer warpgroup alone; consumer ``i`` uses ``CONSUMER_0 + i``."""
     CONSUMER_1 = 3
     CONSUMER_2 = 4
-    TURN_0 = 5
-    """Turn of the first consumer warpgroup to issue matmuls; consumer ``i`` uses ``TURN_0 + i``."""
-    TURN_1 = 6
-    TURN_2 = 7
