@@ -76,15 +76,20 @@ class DevicePlan:
 
     Attributes:
         split: mesh axes by the name of the array axis that they shard: batch axes and query_heads.
-        parts: into how many parts the query heads are cut.
+        mesh_sizes: size of each mesh axis.
         query_heads: N of the whole call.
         key_heads: K of the whole call.
     """
 
     split: Mapping[str, MeshAxes]
-    parts: int
+    mesh_sizes: Mapping[str, int]
     query_heads: int
     key_heads: int
+
+    @property
+    def parts(self) -> int:
+        """Into how many parts the query heads are cut."""
+        return self._parts_over(self.head_axes)
 
     @property
     def key_heads_are_split(self) -> bool:
@@ -102,16 +107,22 @@ class DevicePlan:
         return frozenset(name for axes in self.split.values() for name in axes)
 
     def spec(self, axes: tuple[str, ...], shape: tuple[Any, ...]) -> PartitionSpec:
-        """Returns how an array with these axis names is sharded; never on axes of size 1."""
+        """Returns how an array with these axis names is sharded.
+
+        An axis of size 1 stands for one that does not vary: it is not cut up.
+        """
         entries: list[Any] = []
         for axis, size in zip(axes, shape, strict=True):
             if axis == "key_heads":
                 split = self.head_axes if self.key_heads_are_split else ()
             else:
                 split = self.split.get(axis, ())
-            is_one = isinstance(size, int) and size == 1
+            is_one = isinstance(size, int) and size == 1 and self._parts_over(split) > 1
             entries.append(None if is_one or not split else split)
         return PartitionSpec(*entries)
+
+    def _parts_over(self, axes: MeshAxes) -> int:
+        return math.prod(self.mesh_sizes[name] for name in axes)
 
     def take_key_heads(self, array: jax.Array) -> jax.Array:
         """Takes what this device's query heads read from all key heads.
@@ -207,7 +218,7 @@ def plan_devices(
     shapes = {operand.name: operand.shape for operand in operands}
     plan = DevicePlan(
         split=split,
-        parts=math.prod(mesh_sizes[name] for name in split.get("query_heads", ())),
+        mesh_sizes=dict(mesh_sizes),
         query_heads=shapes["query"][-2],
         key_heads=shapes["key"][-2],
     )

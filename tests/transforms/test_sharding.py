@@ -284,6 +284,22 @@ def test_a_query_sharded_over_its_sequence_by_hand() -> None:
     assert communication == {"all-reduce": 1}
 
 
+def test_an_axis_of_one_device_stays_in_the_results() -> None:
+    """A mesh of size 1, as programs for many devices have it on one."""
+    mesh = jax.make_mesh((1,), ("device",), axis_types=(AxisType.Explicit,))
+    sharding = NamedSharding(mesh, PartitionSpec("device"))
+    operands = [jax.ShapeDtypeStruct((1, 8, 2, 64), jnp.float32, sharding=sharding)] * 4
+
+    def gradients(query: Any, key: Any, value: Any, d_output: Any) -> Any:
+        output, pull_back = jax.vjp(jax_flash.attention, query, key, value)
+        return output, *pull_back(d_output)
+
+    with jax.set_mesh(mesh):
+        results = jax.eval_shape(gradients, *operands)
+    for result in results:
+        assert result.sharding.spec[0] == "device"
+
+
 @pytest.mark.parametrize("axis_type", [AxisType.Auto, AxisType.Explicit], ids=str)
 def test_results_may_be_wanted_otherwise(axis_type: AxisType) -> None:
     """A result is cut up after the call as its user wants it: the call is not refused for it."""
