@@ -51,6 +51,7 @@ def _with_padding(ids: jax.Array, lengths: jax.Array | None, padding: int) -> ja
     """Returns the ids with every padded position, by id or by length, made `padding`."""
     positions = jnp.arange(ids.shape[-1], dtype=jnp.int32)
     is_valid = valid_positions(positions, lengths, ids)
+    assert is_valid is not None
     return jnp.where(is_valid, ids, padding)
 
 

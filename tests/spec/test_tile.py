@@ -20,7 +20,7 @@ BACKWARD: dict[str, Any] = {
     "num_stages": 2,
     "num_consumer_warpgroups": 2,
 }
-FORWARD = BACKWARD | {"value_head_dim": 64}
+FORWARD: dict[str, Any] = BACKWARD | {"value_head_dim": 64}
 BACKWARD["overlap_d_key"] = False
 
 

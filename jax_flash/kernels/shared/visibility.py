@@ -39,10 +39,12 @@ class Visibility(NamedTuple):
 
     def query_ids(self, batch: Int32) -> SegmentIds:
         """Segment ids of the queries."""
+        assert self.segments is not None
         return SegmentIds(self.segments.query_ids, batch, self.defaults.query_length)
 
     def key_ids(self, batch: Int32) -> SegmentIds:
         """Segment ids of the keys."""
+        assert self.segments is not None
         return SegmentIds(self.segments.key_ids, batch, self.defaults.key_length)
 
 
