@@ -35,8 +35,9 @@ from jax_flash import context_parallel
 TOLERANCE = {"float32": 2e-4, "bfloat16": 0.25}
 """How far losses, in nats a byte, may be from one device's: sums are rounded in another order.
 
-In bfloat16 the first steps, in which the loss falls by several nats, amplify roundings: on two H200s
-losses were up to 0.16 apart within 20 steps, and 0.002 at the last."""
+In bfloat16 the first steps, in which the loss falls by several nats, amplify roundings: on two
+H200s losses were up to 0.16 apart within 20 steps, and 0.002 at the last.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
