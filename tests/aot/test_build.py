@@ -16,7 +16,7 @@ from jax_flash.spec.launch_plan import launch_plan
 from jax_flash.spec.manifest import check_cubin, read_manifest
 from jax_flash.spec.variant import KernelVariant
 
-NAME = "finish_dq_f16_d64"
+NAME = "finish_dq_f16_d128"
 
 
 @pytest.fixture(scope="module")
