@@ -59,6 +59,7 @@ def test_forward(implementation: str | None, make_operands: Operands) -> None:
         "results": '"output,lse"',
         "scale": "1.250000e-01 : f32",
         "scale_log2": "0.180336878 : f32",
+        "soft_cap": "0.000000e+00 : f32",
         "band_lower": "0 : i32",
         "band_upper": "0 : i32",
     }
@@ -87,6 +88,7 @@ def test_backward(implementation: str | None, make_operands: Operands) -> None:
         "results": '"d_query,d_key,d_value,lse_log2,delta,dq_accumulator,dq_semaphores"',
         "scale": "2.000000e+00 : f32",
         "scale_log2": "2.885390e+00 : f32",
+        "soft_cap": "0.000000e+00 : f32",
         "band_lower": "0 : i32",
         "band_upper": "-3 : i32",
     }
@@ -137,6 +139,7 @@ def test_attributes_have_the_types_that_the_handlers_decode() -> None:
         "results": str,
         "scale": np.float32,
         "scale_log2": np.float32,
+        "soft_cap": np.float32,
         "band_lower": np.int32,
         "band_upper": np.int32,
     }
