@@ -109,7 +109,7 @@ def test_vmap_over_heads_that_share_keys(mode: str) -> None:
 @pytest.fixture(params=[False, True], ids=["remat", "remat3"])
 def remat3(request: pytest.FixtureRequest) -> Iterator[bool]:
     """JAX's checkpointing as it is, and as it will be."""
-    before = jax.config.jax_remat3
+    before = jax.config.values["jax_remat3"]
     jax.config.update("jax_remat3", request.param)
     yield request.param
     jax.config.update("jax_remat3", before)

@@ -41,7 +41,7 @@ if JAX_VERSION >= (0, 11):
 @pytest.fixture
 def remat(request: pytest.FixtureRequest) -> Iterator[str]:
     """Uses one of JAX's ways to do remat."""
-    before = jax.config.jax_remat3
+    before = jax.config.values["jax_remat3"]
     jax.config.update("jax_remat3", request.param == "remat3")
     yield request.param
     jax.config.update("jax_remat3", before)
