@@ -15,7 +15,6 @@ import numpy as np
 from jax.sharding import ManualAxisType, NamedSharding, PartitionSpec
 
 from jax_flash.ops.dispatch import KernelCall
-from jax_flash.spec.buffers import SEGMENT_RECORD
 from jax_flash.spec.launch_plan import Buffer, Operation
 
 CALL_VERSION = 1
@@ -98,7 +97,6 @@ def _axis_sizes(operation: Operation, shapes: Mapping[str, tuple[Any, ...]]) -> 
     query_length, query_heads, head_dim = shapes["query"][-3:]
     key_length, key_heads, value_head_dim = shapes["value"][-3:]
     query_tiles = -(-query_length // operation.tile_q)
-    key_tiles = -(-key_length // operation.tile_kv)
     return {
         "query_length": query_length,
         "query_heads": query_heads,
@@ -109,8 +107,6 @@ def _axis_sizes(operation: Operation, shapes: Mapping[str, tuple[Any, ...]]) -> 
         "query_tiles": query_tiles,
         "padded_query_length": query_tiles * operation.tile_q,
         "padded_head_dim": operation.padded_head_dim,
-        "key_tiles": key_tiles,
-        "segment_record": SEGMENT_RECORD,
     }
 
 

@@ -173,6 +173,18 @@ KNOWN_WORDS = "".join(
 )
 
 
+def loaded(form):
+    """The two registers that each thread receives from a load of the known words."""
+    body = ALLOCATE + KNOWN_WORDS + VISIBLE + f"tcgen05.ld.sync.aligned.{form}" + RELEASE
+    return run_snippet(
+        body,
+        inputs={"a": 1000 * THREADS},
+        outputs={"o": np.uint32, "q": np.uint32},
+        threads=128,
+        shared_bytes=64,
+    ).outputs
+
+
 @pytest.mark.parametrize(
     ("form", "words"),
     [
@@ -187,14 +199,7 @@ KNOWN_WORDS = "".join(
 )
 def test_loads_of_every_shape(form, words):
     """Which word each thread receives, in the two registers of a load."""
-    body = ALLOCATE + KNOWN_WORDS + VISIBLE + f"tcgen05.ld.sync.aligned.{form}" + RELEASE
-    out = run_snippet(
-        body,
-        inputs={"a": 1000 * THREADS},
-        outputs={"o": np.uint32, "q": np.uint32},
-        threads=128,
-        shared_bytes=64,
-    ).outputs
+    out = loaded(form)
     for thread in range(128):
         warp, t = divmod(thread, 32)
         for r, name in enumerate("oq"):
@@ -215,14 +220,7 @@ def test_loads_of_every_shape(form, words):
 )
 def test_loads_that_pack_two_columns(form, words):
     """The low halves of two neighbouring columns, the lower column in the low half."""
-    body = ALLOCATE + KNOWN_WORDS + VISIBLE + f"tcgen05.ld.sync.aligned.{form}" + RELEASE
-    out = run_snippet(
-        body,
-        inputs={"a": 1000 * THREADS},
-        outputs={"o": np.uint32, "q": np.uint32},
-        threads=128,
-        shared_bytes=64,
-    ).outputs
+    out = loaded(form)
     for thread in range(128):
         warp, t = divmod(thread, 32)
         for r, name in enumerate("oq"):

@@ -15,6 +15,8 @@ from jax_flash.kernels.shared.segments import (
 )
 from jax_flash.kernels.shared.sequence import SequenceArrays, SequenceDefaults, band_of_batch
 from jax_flash.kernels.shared.tile_ranges import BandValues, key_tile_range, query_tile_range
+from jax_flash.spec.tile import BackwardTile, ForwardTile
+from jax_flash.spec.variant import KernelVariant
 
 
 class Visibility(NamedTuple):
@@ -46,6 +48,30 @@ class Visibility(NamedTuple):
         """Segment ids of the keys."""
         assert self.segments is not None
         return SegmentIds(self.segments.key_ids, batch, self.defaults.key_length)
+
+
+def make_visibility(
+    variant: KernelVariant,
+    tile: ForwardTile | BackwardTile,
+    sequences: SequenceArrays,
+    segments: SegmentArrays,
+    lengths: tuple[Int32, Int32],
+    bounds: tuple[Int32, Int32],
+) -> Visibility:
+    """Gathers the facts of one kernel.
+
+    Args:
+      variant: decides which of the others have a meaning.
+      tile: of the kernel.
+      sequences: offsets and lengths; the lengths in general kernels alone.
+      segments: in general kernels alone.
+      lengths: T and S of the operands.
+      bounds: lower and upper bound of the band.
+    """
+    defaults = SequenceDefaults(variant.band, *bounds, *lengths, ragged=variant.general)
+    return Visibility(
+        sequences, defaults, segments if variant.general else None, tile.tile_q, tile.tile_kv
+    )
 
 
 class TileView(NamedTuple):

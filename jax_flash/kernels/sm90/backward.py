@@ -27,9 +27,14 @@ from cutlass.cute.nvgpu import cpasync
 from cutlass.pipeline import PipelineTmaAsync, PipelineUserType, make_pipeline_state
 
 from jax_flash.kernels.shared.segments import SegmentArrays
-from jax_flash.kernels.shared.sequence import SequenceArrays, SequenceDefaults
+from jax_flash.kernels.shared.sequence import SequenceArrays
 from jax_flash.kernels.shared.soft_cap import SoftCap, make_soft_cap
-from jax_flash.kernels.shared.visibility import TileView, Visibility, view_of_key_tile
+from jax_flash.kernels.shared.visibility import (
+    TileView,
+    Visibility,
+    make_visibility,
+    view_of_key_tile,
+)
 from jax_flash.kernels.sm90 import dq_accumulator, pipelines, wgmma
 from jax_flash.kernels.sm90.backward_compute import compute
 from jax_flash.kernels.sm90.backward_load import load
@@ -277,25 +282,18 @@ class BackwardKernel:
         descending = self.variant.deterministic and self.variant.band.upper
         if cutlass.const_expr(descending):
             key_tile = key_tiles - 1 - key_tile
-        segments, cap = None, None
+        cap = None
         if cutlass.const_expr(self.variant.general):
-            segments = SegmentArrays(
-                query_segment_ids, key_segment_ids, query_tile_segments, key_tile_segments
-            )
             cap = make_soft_cap(soft_cap, scale_log2)
-        visibility = Visibility(
+        visibility = make_visibility(
+            self.variant,
+            tile,
             SequenceArrays(query_offset, query_lengths, key_lengths),
-            SequenceDefaults(
-                self.variant.band,
-                band_lower,
-                band_upper,
-                query_length,
-                key_length,
-                ragged=self.variant.general,
+            SegmentArrays(
+                query_segment_ids, key_segment_ids, query_tile_segments, key_tile_segments
             ),
-            segments,
-            tile.tile_q,
-            tile.tile_kv,
+            lengths=(query_length, key_length),
+            bounds=(band_lower, band_upper),
         )
         view = view_of_key_tile(visibility, batch, key_tile)
         ctx = BackwardContext(

@@ -23,10 +23,14 @@ from cutlass.cute.nvgpu import cpasync
 from cutlass.pipeline import PipelineTmaAsync, PipelineUserType, make_pipeline_state
 
 from jax_flash.kernels.shared.segments import SegmentArrays
-from jax_flash.kernels.shared.sequence import SequenceArrays, SequenceDefaults
+from jax_flash.kernels.shared.sequence import SequenceArrays
 from jax_flash.kernels.shared.soft_cap import SoftCap, make_soft_cap
 from jax_flash.kernels.shared.tile_scheduler import Schedule, make_schedule
-from jax_flash.kernels.shared.visibility import Visibility, view_of_query_tile
+from jax_flash.kernels.shared.visibility import (
+    Visibility,
+    make_visibility,
+    view_of_query_tile,
+)
 from jax_flash.kernels.sm90 import pipelines, wgmma
 from jax_flash.kernels.sm90.forward_compute import compute
 from jax_flash.kernels.sm90.forward_load import load
@@ -202,11 +206,8 @@ class ForwardKernel:
             pipelines.init_barriers(query_full, consumers, 1)
             pipelines.init_barriers(query_empty, consumers, WARPGROUP_WARPS)
 
-        segments, cap = None, None
+        cap = None
         if cutlass.const_expr(self.variant.general):
-            segments = SegmentArrays(
-                query_segment_ids, key_segment_ids, query_tile_segments, key_tile_segments
-            )
             cap = make_soft_cap(soft_cap, scale_log2)
         key_operand = TmaOperand(tma_key, key_shared)
         value_operand = TmaOperand(tma_value, value_shared)
@@ -242,19 +243,15 @@ class ForwardKernel:
             tile_kv=tile.tile_kv,
             scale_log2=scale_log2,
             sinks=sinks,
-            visibility=Visibility(
+            visibility=make_visibility(
+                self.variant,
+                tile,
                 SequenceArrays(query_offset, query_lengths, key_lengths),
-                SequenceDefaults(
-                    self.variant.band,
-                    band_lower,
-                    band_upper,
-                    query_length,
-                    key_length,
-                    ragged=self.variant.general,
+                SegmentArrays(
+                    query_segment_ids, key_segment_ids, query_tile_segments, key_tile_segments
                 ),
-                segments,
-                tile.tile_q,
-                tile.tile_kv,
+                lengths=(query_length, key_length),
+                bounds=(band_lower, band_upper),
             ),
             soft_cap=cap,
             schedule=make_schedule(
