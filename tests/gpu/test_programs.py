@@ -1,4 +1,4 @@
-"""Programs of other processes: one exported where there is no GPU, and one process a GPU."""
+"""Programs of other processes: exported without a GPU, as one CUDA graph, one process a GPU."""
 
 from __future__ import annotations
 
@@ -45,6 +45,22 @@ exported = jax.export.export(
 open(sys.argv[1], "wb").write(exported.serialize())
 """
 )
+
+CALLS = 4
+
+CHAIN = f"""
+import sys
+import jax, jax.numpy as jnp
+import jax_flash
+
+def chain(query, key, value):
+    for _ in range({CALLS}):
+        query = jax_flash.attention(query, key, value, is_causal=True, implementation="cuda")
+    return query.astype(jnp.float32).sum()
+
+operand = jnp.ones((1, 300, 4, 64), jnp.bfloat16)
+jax.block_until_ready(jax.jit(jax.grad(chain, argnums=(0, 1, 2)))(operand, operand, operand))
+"""
 
 PROCESS = (
     PROGRAM
@@ -100,6 +116,21 @@ def test_a_program_exported_without_a_gpu_runs_on_one(tmp_path: Path) -> None:
     assert_bitwise_equal(
         by_name(exported.call(*operands())), by_name(jax.jit(gradients)(*operands()))
     )
+
+
+def test_calls_become_nodes_of_one_cuda_graph(tmp_path: Path) -> None:
+    dump = f"--xla_dump_to={tmp_path} --xla_dump_hlo_as_text --xla_dump_hlo_module_re=.*chain.*"
+    flags = f"{os.environ.get('XLA_FLAGS', '')} {dump}"
+    subprocess.run(
+        [sys.executable, "-c", CHAIN],
+        env=os.environ | {"XLA_FLAGS": flags, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"},
+        check=True,
+    )
+    (file,) = tmp_path.glob("*chain.thunk_sequence_after_thunk_passes.txt")
+    # Thunks of a command buffer are listed below it, indented.
+    calls = [line for line in file.read_text().splitlines() if "kCustomCall" in line]
+    assert len(calls) == 2 * CALLS, "one launch sequence forward and one backward for each call"
+    assert all(line.startswith(" ") for line in calls), "a call is outside of the command buffer"
 
 
 @pytest.mark.gpus
