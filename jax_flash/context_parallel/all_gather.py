@@ -53,8 +53,8 @@ def _backward(
         backward(make_call(options, operands, queries, keys, sinks=operands.sinks), *chunks)
         for queries, *chunks in zip(
             query_chunks(options, operands),
-            split_results(layout, results),
-            split_results(layout, cotangents),
+            split_results(results, layout.chunks),
+            split_results(cotangents, layout.chunks),
             strict=True,
         )
     ]

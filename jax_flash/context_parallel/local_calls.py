@@ -141,6 +141,24 @@ class Keys(NamedTuple):
     segment_ids: jax.Array | None
 
 
+class Held(NamedTuple):
+    """What travels round a ring.
+
+    Attributes:
+        key: [..., S, K, D].
+        value: [..., S, K, Dv].
+        segment_ids: int32 [..., S], or None.
+    """
+
+    key: jax.Array
+    value: jax.Array
+    segment_ids: jax.Array | None
+
+
+Pair = tuple[int, int]
+"""A part of this device's queries and a part of the keys it holds, by number."""
+
+
 def query_chunks(options: Options, operands: Operands) -> list[Queries]:
     """Returns the chunks of queries that this device holds."""
     layout = options.layout(operands.query.shape[-3])
@@ -203,14 +221,10 @@ def backward(call: Call, results: Results, cotangents: Results) -> Gradients:
     return backward_pass(call, choose(call), results, cotangents)
 
 
-def split_results(layout: Layout, results: Results) -> list[Results]:
-    """Cuts the results of a device's queries, or their cotangents, into chunks."""
-    return [
-        Results(output, lse)
-        for output, lse in zip(
-            layout.split(results.output, -3), layout.split(results.lse, -2), strict=True
-        )
-    ]
+def split_results(results: Results, parts: int) -> list[Results]:
+    """Cuts the results of a device's queries, or their cotangents, into parts of one length."""
+    outputs, lses = jnp.split(results.output, parts, -3), jnp.split(results.lse, parts, -2)
+    return [Results(output, lse) for output, lse in zip(outputs, lses, strict=True)]
 
 
 def join_results(chunks: list[Results]) -> Results:

@@ -15,81 +15,121 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import NamedTuple, TypeVar
+from functools import partial
+from typing import NamedTuple, Protocol, TypeVar
 
 import jax
 import jax.numpy as jnp
 
+from jax_flash.context_parallel import balanced_causal, chunk_pairs
 from jax_flash.context_parallel.local_calls import (
+    Held,
     Keys,
     Operands,
     Options,
+    Pair,
     Queries,
-    backward,
     cotangent_of,
-    forward,
     join,
     join_results,
-    make_call,
-    query_chunks,
     split_results,
     sum_over_devices,
 )
 from jax_flash.context_parallel.order import Index
 from jax_flash.context_parallel.two_passes import join_passes
-from jax_flash.reference.chunked_backward import Results
+from jax_flash.reference.chunked_backward import Gradients, Results
 
-Pair = tuple[int, int]
-"""A chunk of this device's queries and a chunk of the keys it holds, by number."""
+
+class Steps(Protocol):
+    """What is computed in the steps: `chunk_pairs`, or `balanced_causal` where it applies."""
+
+    def parts(self, options: Options, length: int) -> int:
+        """How many parts `length` queries or keys of a device are cut into, all of one length."""
+        ...
+
+    def queries(self, options: Options, operands: Operands) -> list[Queries]:
+        """The parts of the queries."""
+        ...
+
+    def keys(self, options: Options, operands: Operands, held: Held, step: Index) -> list[Keys]:
+        """The parts of the keys that this device holds in a step."""
+        ...
+
+    def pairs(self, options: Options, operands: Operands) -> list[list[Pair]]:
+        """Which parts of queries attend to which parts of keys, in each step."""
+        ...
+
+    def forward(
+        self, options: Options, operands: Operands, queries: Queries, keys: Keys, step: Index
+    ) -> Results:
+        """Results of a part of the queries over a part of the keys."""
+        ...
+
+    def backward(
+        self,
+        options: Options,
+        operands: Operands,
+        queries: Queries,
+        keys: Keys,
+        step: Index,
+        rows: tuple[Results, Results],
+    ) -> Gradients:
+        """What these keys add to the gradients; `rows` are the queries' results and cotangents."""
+        ...
+
+
+def _steps_of(options: Options, operands: Operands) -> Steps:
+    return balanced_causal if balanced_causal.applies(options, operands) else chunk_pairs
 
 
 def _forward(options: Options, operands: Operands) -> Results:
-    chunks = query_chunks(options, operands)
+    steps = _steps_of(options, operands)
+    parts = steps.queries(options, operands)
 
-    def visit(step: Step, state: tuple[_Held, list[_Sums]]) -> tuple[_Held, list[_Sums]]:
+    def visit(step: Step, state: tuple[Held, list[_Sums]]) -> tuple[Held, list[_Sums]]:
         held, sums = state
-        arriving = held if step.is_last else held.pass_on(options)
-        keys = _key_chunks(options, operands, held, step.number)
+        arriving = held if step.is_last else _rotate(options, held, 1)
+        keys = steps.keys(options, operands, held, step.number)
         for i, j in step.pairs:
-            results = forward(make_call(options, operands, chunks[i], keys[j]))
+            results = steps.forward(options, operands, parts[i], keys[j], step.number)
             sums = [total.add(results) if k == i else total for k, total in enumerate(sums)]
         return arriving, sums
 
-    held = _Held(operands.key, operands.value, operands.key_segment_ids)
-    empty = [_Sums.empty(queries, operands.value) for queries in chunks]
-    _, sums = _go_round(_pairs_of_steps(options, operands), visit, (held, empty))
+    held = Held(operands.key, operands.value, operands.key_segment_ids)
+    empty = [_Sums.empty(queries, operands.value) for queries in parts]
+    _, sums = _go_round(steps.pairs(options, operands), visit, (held, empty))
     return join_results(
-        [
-            total.results(queries, operands.sinks)
-            for total, queries in zip(sums, chunks, strict=True)
-        ]
+        [total.results(queries, operands.sinks) for total, queries in zip(sums, parts, strict=True)]
     )
 
 
 def _backward(
     options: Options, operands: Operands, results: Results, cotangents: Results
 ) -> Operands:
-    layout = options.layout(operands.query.shape[-3])
-    chunks = query_chunks(options, operands)
-    rows = list(zip(split_results(layout, results), split_results(layout, cotangents), strict=True))
+    steps = _steps_of(options, operands)
+    parts = steps.queries(options, operands)
+    rows = list(
+        zip(split_results(results, len(parts)), split_results(cotangents, len(parts)), strict=True)
+    )
 
-    def visit(step: Step, state: tuple[_Held, _Gradients]) -> tuple[_Held, _Gradients]:
+    def visit(step: Step, state: tuple[Held, _GradientSums]) -> tuple[Held, _GradientSums]:
         held, (d_query, d_key, d_value) = state
-        arriving = held if step.is_last else held.pass_on(options)
+        arriving = held if step.is_last else _rotate(options, held, 1)
         if not step.is_first:  # The sums follow their keys.
             d_key, d_value = _rotate(options, (d_key, d_value), 1)
-        keys = _key_chunks(options, operands, held, step.number)
+        keys = steps.keys(options, operands, held, step.number)
         for i, j in step.pairs:
-            gradients = backward(make_call(options, operands, chunks[i], keys[j]), *rows[i])
-            d_query = _add_to(d_query, i, gradients.query)
-            d_key = _add_to(d_key, j, gradients.key)
-            d_value = _add_to(d_value, j, gradients.value)
-        return arriving, _Gradients(d_query, d_key, d_value)
+            terms = steps.backward(options, operands, parts[i], keys[j], step.number, rows[i])
+            d_query = _add_to(d_query, i, terms.query)
+            d_key = _add_to(d_key, j, terms.key)
+            d_value = _add_to(d_value, j, terms.value)
+        return arriving, _GradientSums(d_query, d_key, d_value)
 
-    held = _Held(operands.key, operands.value, operands.key_segment_ids)
-    steps = _pairs_of_steps(options, operands)
-    _, sums = _go_round(steps, visit, (held, _Gradients.zeros(options, operands)))
-    d_key, d_value = _rotate(options, (sums.key, sums.value), 1 - len(steps))
+    held = Held(operands.key, operands.value, operands.key_segment_ids)
+    pairs = steps.pairs(options, operands)
+    zeros = _GradientSums.zeros(operands, partial(steps.parts, options))
+    _, sums = _go_round(pairs, visit, (held, zeros))
+    d_key, d_value = _rotate(options, (sums.key, sums.value), 1 - len(pairs))
     return cotangent_of(
         operands,
         query=join(sums.query, -3),
@@ -120,7 +160,7 @@ class Step(NamedTuple):
 
     Attributes:
         number: of the step, from 0.
-        pairs: of chunks to visit.
+        pairs: of parts to visit.
         is_first: whether the device holds its own keys.
         is_last: whether the keys stay where they are.
     """
@@ -154,8 +194,8 @@ def _go_round(
     return state if last == 0 else visit(Step(last, pairs[last], False, True), state)
 
 
-class _Gradients(NamedTuple):
-    """Sums of gradients in float32, one for each chunk.
+class _GradientSums(NamedTuple):
+    """Sums of gradients in float32, one for each part.
 
     Attributes:
         query: of [..., t, N, D].
@@ -168,28 +208,18 @@ class _Gradients(NamedTuple):
     value: list[jax.Array]
 
     @classmethod
-    def zeros(cls, options: Options, operands: Operands) -> _Gradients:
+    def zeros(cls, operands: Operands, parts: Callable[[int], int]) -> _GradientSums:
+        """Sums of nothing; `parts` tells how many parts a length is cut into."""
+
         def zeros(array: jax.Array) -> list[jax.Array]:
             wide = jnp.zeros_like(array, jnp.promote_types(array.dtype, jnp.float32))
-            return options.layout(array.shape[-3]).split(wide, -3)
+            return jnp.split(wide, parts(array.shape[-3]), -3)
 
         return cls(zeros(operands.query), zeros(operands.key), zeros(operands.value))
 
 
 def _add_to(sums: list[jax.Array], index: int, term: jax.Array) -> list[jax.Array]:
     return [total + term if i == index else total for i, total in enumerate(sums)]
-
-
-class _Held(NamedTuple):
-    """What travels: keys [..., S, K, D], values [..., S, K, Dv], segment ids [..., S] or None."""
-
-    key: jax.Array
-    value: jax.Array
-    segment_ids: jax.Array | None
-
-    def pass_on(self, options: Options) -> _Held:
-        """Gives it to the next device, and takes what the previous one held."""
-        return _rotate(options, self, 1)
 
 
 class _Sums(NamedTuple):
@@ -257,56 +287,6 @@ def _rotate(options: Options, tree, shift: int):
         return tree
     ring = [(rank, (rank + shift) % shards) for rank in range(shards)]
     return jax.tree.map(lambda array: jax.lax.ppermute(array, options.axis_name, ring), tree)
-
-
-def _key_chunks(options: Options, operands: Operands, held: _Held, step: Index) -> list[Keys]:
-    """The chunks of keys that this device holds in a step."""
-    layout = options.layout(held.key.shape[-3])
-    holder = (jax.lax.axis_index(options.axis_name) - step) % options.shards
-    ids = held.segment_ids
-    return [
-        Keys(key, value, start, operands.key_lengths, chunk_ids)
-        for key, value, start, chunk_ids in zip(
-            layout.split(held.key, -3),
-            layout.split(held.value, -3),
-            layout.starts(holder),
-            [None] * layout.chunks if ids is None else layout.split(ids, -1),
-            strict=True,
-        )
-    ]
-
-
-def _pairs_of_steps(options: Options, operands: Operands) -> list[list[Pair]]:
-    """The pairs of chunks to visit in each step: those in which some device has work."""
-    queries = options.layout(operands.query.shape[-3])
-    keys = options.layout(operands.key.shape[-3])
-    left, right = options.window
-    if options.is_causal:
-        right = 0
-
-    def in_reach(first_query: int, first_key: int) -> bool:
-        if operands.query_offset is not None:
-            return True
-        # Distances from a query's own position on the key axis to a key.
-        nearest = first_key - (first_query + options.query_offset)
-        lowest, highest = nearest - queries.chunk_length + 1, nearest + keys.chunk_length - 1
-        return (left is None or highest >= -left) and (right is None or lowest <= right)
-
-    def some_device_needs(step: int, pair: Pair) -> bool:
-        return any(
-            in_reach(
-                queries.starts(rank)[pair[0]], keys.starts((rank - step) % options.shards)[pair[1]]
-            )
-            for rank in range(options.shards)
-        )
-
-    pairs = [(i, j) for i in range(queries.chunks) for j in range(keys.chunks)]
-    steps = [
-        [pair for pair in pairs if some_device_needs(step, pair)] for step in range(options.shards)
-    ]
-    while len(steps) > 1 and not steps[-1]:
-        steps.pop()
-    return steps
 
 
 def _sinks_gradient(

@@ -65,7 +65,42 @@ def everything_else() -> Problem:
     return Problem(arrays=arrays, options=options, padding={"query": ids < 0})
 
 
-@pytest.mark.parametrize("make", [other_lengths_and_offsets, everything_else])
+def causal_with_lengths_and_segments() -> Problem:
+    """Lengths that end in a device's first chunk, in its last one, and at 0; padding holds NaN."""
+    ids = jnp.asarray(np.repeat([[0, 0, 1, 1, 1, 2, 2, 2], [4, 4, 4, -1, -1, 5, 5, 5]], 4, axis=1))
+    lengths = {"query": jnp.array([30, 6], jnp.int32), "key": jnp.array([18, 27], jnp.int32)}
+    arrays = make_arrays() | {"sinks": normal(5, 4)}
+    padding = {}
+    for name, of in (("query", "query"), ("key", "key"), ("value", "key")):
+        padding[name] = (jnp.arange(32) >= lengths[of][:, None]) | (ids < 0)
+        arrays[name] = jnp.where(padding[name][..., None, None], jnp.nan, arrays[name])
+    options = {
+        "is_causal": True,
+        "query_seq_lengths": lengths["query"],
+        "key_value_seq_lengths": lengths["key"],
+        "query_segment_ids": ids,
+        "key_value_segment_ids": ids,
+        "logits_soft_cap": 3.0,
+    }
+    return Problem(arrays=arrays, options=options, padding={"query": padding["query"]})
+
+
+def causal_with_more_keys() -> Problem:
+    """The last query is aligned with the last key."""
+    return Problem(
+        arrays=make_arrays(keys=64), options={"is_causal": True, "query_offset": 32, "scale": 0.3}
+    )
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        other_lengths_and_offsets,
+        everything_else,
+        causal_with_lengths_and_segments,
+        causal_with_more_keys,
+    ],
+)
 @each_mode
 def test_equals_a_single_device(mode: str, order: str, make: Callable[[], Problem]) -> None:
     check(make(), mode, order)
