@@ -1,4 +1,4 @@
-"""What is timed: the grid of the FlashAttention-3 paper, and two calls with grouped heads."""
+"""What is timed: the grid of the FlashAttention-3 paper, and a few calls that models make."""
 
 from __future__ import annotations
 
@@ -6,28 +6,54 @@ from dataclasses import replace
 
 from jax_flash.testing import Case, cases_tagged
 
-BACKWARD_FLOPS_RATIO = 2.5
+FORWARD, BACKWARD, BOTH = DIRECTIONS = ("forward", "backward", "forward and backward")
+
+MATRIX_PRODUCT = "8192^3 matrix product"
+"""Not attention, but the speed to compare it with: XLA's product of two matrices in bfloat16."""
+MATRIX_SIZE = 8192
+
+LAYER = "bench-layer"
+"""The problem that is also timed in both directions as one program, as in a training step."""
+
+_FLOPS_RATIOS = {FORWARD: 1.0, BACKWARD: 2.5, BOTH: 3.5}
 """Five matrix products in the backward pass for two in the forward one."""
 
 
 def problems(*, quick: bool = False) -> list[Case]:
     """Returns the problems in the order of their results, or a quarter of them."""
-    grid = [case for case in cases_tagged("bench") if case.head_dim in (64, 128)]
+    grid = cases_tagged("bench")
     example = next(case for case in grid if case.head_dim == 128 and case.is_causal)
-    grouped = [
-        replace(
+
+    def causal(name: str, batch: int, length: int, heads: tuple[int, int], head_dim: int) -> Case:
+        return replace(
             example,
-            name=f"bench-grouped-{length}-heads-32-over-{key_heads}",
-            batch=16384 // length,
+            name=name,
+            batch=batch,
             queries=length,
             keys=length,
-            heads=32,
-            key_heads=key_heads,
+            heads=heads[0],
+            key_heads=heads[1],
+            head_dim=head_dim,
         )
-        for length, key_heads in ((4096, 8), (16384, 4))
+
+    models = [
+        causal("bench-grouped-4096-heads-32-over-8", 4, 4096, (32, 8), 128),
+        causal("bench-grouped-16384-heads-32-over-4", 1, 16384, (32, 4), 128),
+        causal("bench-causal-8192-head-dim-192-128", 2, 8192, (16, 16), 192),
+        causal(LAYER, 2, 8192, (32, 8), 128),
     ]
-    everything = [*grid, *grouped]
+    everything = [*grid, *models]
     return [case for case in everything if case.queries in (1024, 8192)] if quick else everything
+
+
+def directions_of(case: Case) -> tuple[str, ...]:
+    """Returns the directions in which a problem is timed."""
+    return DIRECTIONS if case.name == LAYER else (FORWARD, BACKWARD)
+
+
+def is_beside_matrix_product(case: Case) -> bool:
+    """Returns whether the matrix product is timed in turns with the forward pass of a case."""
+    return case.queries >= 16384 and not case.is_causal
 
 
 def forward_flops(case: Case) -> float:
@@ -37,3 +63,10 @@ def forward_flops(case: Case) -> float:
     """
     products = case.batch * case.heads * case.queries * case.keys * (case.head_dim + case.value_dim)
     return 2.0 * products / (2 if case.is_causal else 1)
+
+
+def flops(case: Case, implementation: str, direction: str) -> float:
+    """Floating-point operations of what is timed under an implementation's name."""
+    if implementation == MATRIX_PRODUCT:
+        return 2.0 * MATRIX_SIZE**3
+    return _FLOPS_RATIOS[direction] * forward_flops(case)

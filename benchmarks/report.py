@@ -1,89 +1,17 @@
-"""Rows of results as CSV, and what people look at: a plot and a table.
+"""What people look at of the results: a plot, a table, and how we compare with the others.
 
-python -m benchmarks.report benchmarks/results/DATE_GPU.csv     # PNG beside it, table printed
+python -m benchmarks.report benchmarks/results/DATE_GPU.csv     # PNG beside it, the rest printed
 """
 
 from __future__ import annotations
 
-import csv
 import sys
-from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from typing import Any
 
-from benchmarks.problems import BACKWARD_FLOPS_RATIO, forward_flops
-from benchmarks.timing import Timing
-from jax_flash.testing import Case
-
-DIRECTIONS = ("forward", "backward")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """One line of the CSV: a problem, an implementation, a direction and its timing."""
-
-    problem: str
-    head_dim: int
-    mask: str
-    batch: int
-    length: int
-    heads: int
-    key_heads: int
-    dtype: str
-    implementation: str
-    direction: str
-    median_ms: float
-    fastest_ms: float
-    slowest_ms: float
-    rounds: int
-    calls_per_round: int
-    tflops: float
-    """10**12 floating-point operations a second at the median, by the papers' count."""
-    same_bits: bool
-    sm_clock_mhz: str
-    """Read after the loops of the problem; empty if unknown."""
-
-
-def row_of(case: Case, timing: Timing, sm_clock_mhz: str) -> Row:
-    """Returns the row of one timing."""
-    ratio = BACKWARD_FLOPS_RATIO if timing.direction == "backward" else 1
-    return Row(
-        problem=case.name,
-        head_dim=case.head_dim,
-        mask="causal" if case.is_causal else "full",
-        batch=case.batch,
-        length=case.queries,
-        heads=case.heads,
-        key_heads=case.key_heads,
-        dtype=case.dtype,
-        implementation=timing.implementation,
-        direction=timing.direction,
-        median_ms=round(timing.median * 1e3, 5),
-        fastest_ms=round(min(timing.seconds) * 1e3, 5),
-        slowest_ms=round(max(timing.seconds) * 1e3, 5),
-        rounds=len(timing.seconds),
-        calls_per_round=timing.calls,
-        tflops=round(ratio * forward_flops(case) / timing.median / 1e12, 2),
-        same_bits=timing.same_bits,
-        sm_clock_mhz=sm_clock_mhz,
-    )
-
-
-def write_csv(rows: list[Row], path: Path) -> None:
-    """Writes the rows."""
-    with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, [field.name for field in fields(Row)], lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(asdict(row) for row in rows)
-
-
-def read_csv(path: Path) -> list[Row]:
-    """Reads what `write_csv` wrote."""
-    convert = {"int": int, "float": float, "str": str, "bool": lambda text: text == "True"}
-    with path.open(newline="") as file:
-        return [
-            Row(**{field.name: convert[str(field.type)](line[field.name]) for field in fields(Row)})
-            for line in csv.DictReader(file)
-        ]
+from benchmarks.comparison import comparison
+from benchmarks.problems import DIRECTIONS
+from benchmarks.rows import Row, read_csv
 
 
 def table(rows: list[Row]) -> str:
@@ -100,7 +28,8 @@ def table(rows: list[Row]) -> str:
     lines = [f"| {' | '.join(titles)} |", f"|{'---|' * len(titles)}"]
     by_problem: dict[tuple[str, ...], dict[tuple[str, str], Row]] = {}
     for row in rows:
-        facts = (row.head_dim, row.mask, row.batch, row.length, f"{row.heads}/{row.key_heads}")
+        size = f"{row.head_dim}" + f" ({row.value_dim})" * (row.value_dim != row.head_dim)
+        facts = (size, row.mask, row.batch, row.length, f"{row.heads}/{row.key_heads}")
         cells = by_problem.setdefault(tuple(map(str, facts)), {})
         cells[row.direction, row.implementation] = row
     for facts, cells in by_problem.items():
@@ -113,36 +42,50 @@ def plot(rows: list[Row], path: Path, title: str) -> None:
     """Draws TFLOP/s over the length: a panel for each direction, head size and mask."""
     from matplotlib.figure import Figure  # not needed to measure, and not on every machine
 
-    plain = [row for row in rows if row.heads == row.key_heads]
+    plain = [row for row in rows if row.heads == row.key_heads and row.direction in DIRECTIONS[:2]]
     kinds = sorted(
-        {(row.head_dim, row.mask) for row in plain}, key=lambda k: (k[0], k[1] != "full")
+        {(row.head_dim, row.value_dim, row.mask) for row in plain},
+        key=lambda kind: (*kind[:2], kind[2] != "full"),
     )
     figure = Figure(figsize=(4 * len(kinds), 7), layout="constrained")
     panels = figure.subplots(2, len(kinds), sharey="row", squeeze=False)
-    backward = [row for row in plain if row.direction == "backward"]
-    names = list(dict.fromkeys(row.implementation for row in backward))
-    for line, direction in enumerate(DIRECTIONS):
-        for panel, (head_dim, mask) in zip(panels[line], kinds, strict=True):
+    names = list(dict.fromkeys(row.implementation for row in plain))
+    for line, direction in enumerate(DIRECTIONS[:2]):
+        for panel, kind in zip(panels[line], kinds, strict=True):
+            head_dim, value_dim, mask = kind
             chosen = [
                 row
                 for row in plain
-                if (row.direction, row.head_dim, row.mask) == (direction, head_dim, mask)
+                if (row.direction, row.head_dim, row.value_dim, row.mask) == (direction, *kind)
             ]
-            lengths = sorted({row.length for row in chosen})
-            width = 0.8 / len(names)
-            for index, name in enumerate(names):
-                speeds = {row.length: row.tflops for row in chosen if row.implementation == name}
-                places = [lengths.index(length) + index * width for length in speeds]
-                panel.bar(places, list(speeds.values()), width, label=name, color=f"C{index}")
-            panel.set_xticks([i + 0.4 - width / 2 for i in range(len(lengths))], map(str, lengths))
-            panel.set_title(f"{direction}, D = {head_dim}, {mask}")
+            _draw_bars(panel, chosen, names)
+            size = f"{head_dim}" if value_dim == head_dim else f"{head_dim}, Dv = {value_dim}"
+            panel.set_title(f"{direction}, D = {size}, {mask}")
             panel.grid(axis="y", alpha=0.3)
         panels[line][0].set_ylabel("TFLOP/s")
     for panel in panels[-1]:
         panel.set_xlabel("T = S (16384 tokens in all)")
-    figure.legend(*panels[-1][0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
+    handles = {
+        label: handle
+        for panel in panels.flat
+        for handle, label in zip(*panel.get_legend_handles_labels(), strict=True)
+    }
+    figure.legend(handles.values(), handles, loc="outside lower center", ncols=len(handles))
     figure.suptitle(title)
     figure.savefig(path, dpi=120)
+
+
+def _draw_bars(panel: Any, rows: list[Row], names: list[str]) -> None:
+    """Draws bars side by side at each length, in the colours of all names."""
+    lengths = sorted({row.length for row in rows})
+    present = [name for name in names if any(row.implementation == name for row in rows)]
+    width = 0.8 / len(present)
+    for index, name in enumerate(present):
+        speeds = {row.length: row.tflops for row in rows if row.implementation == name}
+        places = [lengths.index(length) + index * width for length in speeds]
+        colour = f"C{names.index(name)}"
+        panel.bar(places, list(speeds.values()), width, label=name, color=colour)
+    panel.set_xticks([i + 0.4 - width / 2 for i in range(len(lengths))], map(str, lengths))
 
 
 def main() -> None:
@@ -153,6 +96,7 @@ def main() -> None:
     rows = read_csv(path)
     plot(rows, path.with_suffix(".png"), path.stem.replace("_", ", "))
     print(table(rows))
+    print(comparison(rows))
 
 
 if __name__ == "__main__":

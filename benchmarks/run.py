@@ -1,29 +1,36 @@
 """Times attention, forward and backward, on the GPU that is there.
 
-    python -m benchmarks.run [--quick] [--output DIRECTORY]
+    python -m benchmarks.run [--quick] [--implementations NAME ...] [--output DIRECTORY]
 
-First every implementation must be right on small problems; then each problem is timed with all
-implementations in turns. Writes DATE_GPU.csv, .json (hardware and versions) and .png.
+First every implementation must be right on small problems, and everything is compiled; then each
+problem is timed with all implementations in turns. Writes DATE_GPU.csv, .json (hardware and
+versions) and .png.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
 
 import jax
 from tqdm import tqdm
 
-from benchmarks.correctness import check_all
+from benchmarks.comparison import comparison
+from benchmarks.correctness import check_all, kind_of
 from benchmarks.environment import describe_environment, query_gpu, slug
 from benchmarks.implementations import IMPLEMENTATIONS
-from benchmarks.problems import problems
-from benchmarks.report import Row, plot, row_of, table, write_csv
+from benchmarks.problems import is_beside_matrix_product, problems
+from benchmarks.programs import Programs, compile_programs, matrix_product_call
+from benchmarks.report import plot, table
+from benchmarks.rows import Row, row_of, write_csv
 from benchmarks.timing import Effort, time_case
+from jax_flash.testing import Case
 
 RESULTS = Path(__file__).parent / "results"
 FULL = Effort(rounds=5, loop_seconds=0.05)
@@ -32,6 +39,7 @@ QUICK = Effort(rounds=3, loop_seconds=0.02)
 
 def parse_options() -> argparse.Namespace:
     """Reads the command line."""
+    installed = [name for name, choice in IMPLEMENTATIONS.items() if choice.is_installed]
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.run", description="Times attention on this machine's GPU."
     )
@@ -41,25 +49,71 @@ def parse_options() -> argparse.Namespace:
         "--implementations",
         nargs="+",
         choices=IMPLEMENTATIONS,
-        default=list(IMPLEMENTATIONS),
-        help="default: all",
+        default=installed,
+        help="default: all that are installed",
     )
-    return parser.parse_args()
+    options = parser.parse_args()
+    missing = [name for name in options.implementations if name not in installed]
+    if missing:
+        packages = ", ".join(f"{name}: {IMPLEMENTATIONS[name].package}" for name in missing)
+        parser.error(f"these implementations need packages that are not installed: {packages}")
+    return options
 
 
-def measure(names: list[str], *, quick: bool) -> Iterator[list[Row]]:
+def measure(names: Sequence[str], *, quick: bool, failures: list[str]) -> Iterator[list[Row]]:
     """Checks the named implementations, then times them; gives the rows of one problem at a time.
+
+    Args:
+        names: of the implementations.
+        quick: fewer problems, shorter loops.
+        failures: what could not be computed, and is left out, is added here.
 
     Raises:
         AssertionError: an implementation is wrong; nothing has been timed.
     """
     cases = problems(quick=quick)
-    print("checking that every implementation is right")
-    check_all(cases, names)
+    print("checking that every implementation is right", flush=True)
+    failed = check_all(cases, names)
+    failures += [f"{each.implementation}, {each.kind}: {each.reason}" for each in failed]
+    excluded = {(each.implementation, each.kind) for each in failed}
+    print("compiling", flush=True)
+    matrix_product = matrix_product_call()
+    wanted = [
+        (case, name)
+        for case in cases
+        for name in names
+        if IMPLEMENTATIONS[name].covers(case) and (name, kind_of(case)) not in excluded
+    ]
+    compiled = compile_all(wanted, failures)
     for case in tqdm(cases, desc="problems"):
-        timings = time_case(case, names, QUICK if quick else FULL)
+        timings = time_case(
+            case,
+            {name: compiled[case, name] for name in names if (case, name) in compiled},
+            QUICK if quick else FULL,
+            matrix_product=matrix_product if is_beside_matrix_product(case) else None,
+        )
         clock = query_gpu("clocks.sm").get("clocks.sm", "").removesuffix(" MHz")
         yield [row_of(case, timing, clock) for timing in timings]
+
+
+def compile_all(
+    wanted: Sequence[tuple[Case, str]], failures: list[str]
+) -> dict[tuple[Case, str], Programs]:
+    """Compiles every program before any is timed: compilers would take the CPU from the loops."""
+
+    def compile_one(case: Case, name: str) -> Programs:
+        choice = IMPLEMENTATIONS[name]
+        return compile_programs(case, choice.make(case), with_forward=choice.has_own_forward)
+
+    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+        pending = {(case, name): pool.submit(compile_one, case, name) for case, name in wanted}
+    compiled = {}
+    for (case, name), future in pending.items():
+        if (error := future.exception()) is None:
+            compiled[case, name] = future.result()
+        else:
+            failures.append(f"{name}, {case.name}: {type(error).__name__}: {error}")
+    return compiled
 
 
 def main() -> int:
@@ -78,20 +132,25 @@ def main() -> int:
     path = options.output / (f"{name}_quick.csv" if options.quick else f"{name}.csv")
     path.with_suffix(".json").write_text(json.dumps(describe_environment(), indent=1) + "\n")
     rows: list[Row] = []
+    failures: list[str] = []
+    names = options.implementations
     try:
-        for rows_of_problem in measure(options.implementations, quick=options.quick):
+        for rows_of_problem in measure(names, quick=options.quick, failures=failures):
             rows += rows_of_problem
             write_csv(rows, path)  # what is measured so far outlives an interruption
     except AssertionError as error:
         print(f"nothing was timed, because a result is wrong:\n{error}", file=sys.stderr)
         return 1
     print(table(rows))
+    print(comparison(rows))
     try:
         plot(rows, path.with_suffix(".png"), path.stem.replace("_", ", "))
     except ImportError as error:
         print(f"no plot ({error}): run `python -m benchmarks.report {path}` where matplotlib is")
     print(f"wrote {path}")
-    return 0
+    for failure in failures:
+        print(f"left out: {failure}", file=sys.stderr)
+    return 1 if failures else 0
 
 
 if __name__ == "__main__":

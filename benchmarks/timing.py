@@ -1,9 +1,9 @@
-"""Times several implementations of one problem in one loop, so that all meet the same clocks."""
+"""Times several programs for one problem in one loop, so that all meet the same clocks."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.implementations import BACKWARD_ONLY, IMPLEMENTATIONS
+from benchmarks.problems import DIRECTIONS, FORWARD, MATRIX_PRODUCT
+from benchmarks.programs import Call, Programs, make_operands
 from jax_flash.testing import Case
 
 SLOW_CALL_SECONDS = 0.1
@@ -37,7 +38,7 @@ class Timing:
 
     Attributes:
         implementation: its name.
-        direction: "forward" or "backward".
+        direction: of `problems.DIRECTIONS`.
         seconds: of one call, in each round.
         calls: of each round.
         same_bits: whether repeated calls gave the same bits.
@@ -55,60 +56,42 @@ class Timing:
         return float(np.median(self.seconds))
 
 
-def operands(case: Case) -> tuple[jax.Array, ...]:
-    """Returns query, key, value and the output's cotangent: normal numbers."""
-    rows, keys = (case.batch, case.queries, case.heads), (case.batch, case.keys, case.key_heads)
-    shapes = (
-        (*rows, case.head_dim),
-        (*keys, case.head_dim),
-        (*keys, case.value_dim),
-        (*rows, case.value_dim),
-    )
-    seeds = jax.random.split(jax.random.key(0), len(shapes))
-    return tuple(
-        jax.random.normal(seed, shape, jnp.dtype(case.dtype))
-        for seed, shape in zip(seeds, shapes, strict=True)
-    )
+def time_case(
+    case: Case,
+    programs: Mapping[str, Programs],
+    effort: Effort,
+    *,
+    matrix_product: Call | None = None,
+) -> list[Timing]:
+    """Times every direction of a problem, the implementations of each in turns.
+
+    Args:
+        case: the problem.
+        programs: of each implementation, by name.
+        effort: how long to measure.
+        matrix_product: timed in turns with the forward pass, if given.
+    """
+    operands = make_operands(case)
+    calls = {name: program.calls(operands) for name, program in programs.items()}
+    timings = []
+    for direction in DIRECTIONS:
+        chosen = {name: own[direction] for name, own in calls.items() if direction in own}
+        if direction == FORWARD and matrix_product is not None:
+            chosen[MATRIX_PRODUCT] = matrix_product
+        timings += time_in_turns(direction, chosen, effort)
+    return timings
 
 
-def time_case(case: Case, names: list[str], effort: Effort) -> list[Timing]:
-    """Times the forward and then the backward pass of the named implementations."""
-    *inputs, d_output = operands(case)
-    attentions = {name: IMPLEMENTATIONS[name](case) for name in names}
-    forward = {
-        name: _call(jax.jit(attention), *inputs)
-        for name, attention in attentions.items()
-        if name not in BACKWARD_ONLY
-    }
-    timings = _time_in_turns("forward", forward, effort)
-    backward = {
-        name: _backward_call(attention, inputs, d_output) for name, attention in attentions.items()
-    }
-    return timings + _time_in_turns("backward", backward, effort)
-
-
-Call = Callable[[], Any]
-
-
-def _call(function: Callable[..., Any], *arguments: Any) -> Call:
-    return lambda: function(*arguments)
-
-
-def _backward_call(attention: Callable[..., Any], inputs: Any, d_output: jax.Array) -> Call:
-    """The backward pass alone: what the forward pass keeps is computed here, once."""
-    _, pull_back = jax.jit(lambda *arrays: jax.vjp(attention, *arrays))(*inputs)
-    return _call(jax.jit(lambda pull_back, d_output: pull_back(d_output)), pull_back, d_output)
-
-
-def _time_in_turns(direction: str, calls: Mapping[str, Call], effort: Effort) -> list[Timing]:
+def time_in_turns(direction: str, calls: Mapping[str, Call], effort: Effort) -> list[Timing]:
+    """Times the calls, loop by loop in turns; the names are those of implementations."""
     same_bits = {name: _has_same_bits(call) for name, call in calls.items()}
-    once = {name: _seconds(call, 1) for name, call in calls.items()}
+    once = {name: seconds_of(call, 1) for name, call in calls.items()}
     counts = {name: max(1, round(effort.loop_seconds / seconds)) for name, seconds in once.items()}
     seconds: dict[str, list[float]] = {name: [] for name in calls}
     for round_number in range(effort.rounds):
         for name, call in calls.items():
             if round_number < 3 or once[name] < SLOW_CALL_SECONDS:
-                seconds[name].append(_seconds(call, counts[name]))
+                seconds[name].append(seconds_of(call, counts[name]))
     return [
         Timing(
             implementation=name,
@@ -121,7 +104,7 @@ def _time_in_turns(direction: str, calls: Mapping[str, Call], effort: Effort) ->
     ]
 
 
-def _seconds(call: Call, count: int) -> float:
+def seconds_of(call: Call, count: int) -> float:
     """Seconds a call, of `count` calls queued one after the other."""
     start = time.perf_counter()
     for _ in range(count - 1):
@@ -131,12 +114,20 @@ def _seconds(call: Call, count: int) -> float:
 
 
 def _has_same_bits(call: Call) -> bool:
-    """Compiles and warms up, and compares the results of three calls bit for bit."""
-    first = call()
-    return all(bool(_equal(first, call())) for _ in range(2))
+    """Warms up, and compares the results of three calls bit for bit."""
+    first = _flat(call())
+    return all(bool(_equal(first, _flat(call()))) for _ in range(2))
+
+
+def _flat(results: Any) -> list[jax.Array]:
+    """Without shapes, so that results of one size share the program that compares them."""
+    return [array.ravel() for array in jax.tree.leaves(results)]
 
 
 @jax.jit
-def _equal(left: Any, right: Any) -> jax.Array:
-    pairs = zip(jax.tree.leaves(left), jax.tree.leaves(right), strict=True)
-    return jnp.stack([jnp.all(a.view(jnp.uint16) == b.view(jnp.uint16)) for a, b in pairs]).all()
+def _equal(left: list[jax.Array], right: list[jax.Array]) -> jax.Array:
+    def same_bits(a: jax.Array, b: jax.Array) -> jax.Array:
+        bits = jnp.dtype(f"uint{8 * a.dtype.itemsize}")
+        return jnp.all(a.view(bits) == b.view(bits))
+
+    return jnp.stack([same_bits(a, b) for a, b in zip(left, right, strict=True)]).all()

@@ -173,7 +173,7 @@ def _bench_cases() -> list[Case]:
             value_dim=head_dim,
             is_causal=is_causal,
         )
-        for head_dim in (64, 128)
+        for head_dim in (64, 128, 256)
         for is_causal in (False, True)
         for length in (512, 1024, 2048, 4096, 8192, 16384)
     ]
