@@ -3,8 +3,8 @@
     step i, device r: attend to the keys of device r - i, while they move on to device r + 1
 
     forward     O, LSE of the steps are merged in float32, in the order of the steps
-    backward    dQ is summed over the steps; dK, dV travel behind their keys, each device adding its
-                part, and go home after the last step
+    backward    dQ is summed over the steps; dK, dV of the other devices' queries travel behind
+                their keys, each device adding its part, and go home after the last step
 
 The backward pass does not differentiate the merge: with the merged log-sum-exp, each step's part of
 the gradient stands alone (Ring Attention, arXiv:2310.01889). Memory is linear in the local length.
@@ -112,29 +112,34 @@ def _backward(
         zip(split_results(results, len(parts)), split_results(cotangents, len(parts)), strict=True)
     )
 
-    def visit(step: Step, state: tuple[Held, _GradientSums]) -> tuple[Held, _GradientSums]:
-        held, (d_query, d_key, d_value) = state
+    def visit(step: Step, state: _BackwardState) -> _BackwardState:
+        held, at_home, (d_query, d_key, d_value) = state
         arriving = held if step.is_last else _rotate(options, held, 1)
-        if not step.is_first:  # The sums follow their keys.
-            d_key, d_value = _rotate(options, (d_key, d_value), 1)
         keys = steps.keys(options, operands, held, step.number)
         for i, j in step.pairs:
             terms = steps.backward(options, operands, parts[i], keys[j], step.number, rows[i])
             d_query = _add_to(d_query, i, terms.query)
             d_key = _add_to(d_key, j, terms.key)
             d_value = _add_to(d_value, j, terms.value)
-        return arriving, _GradientSums(d_query, d_key, d_value)
+        if step.is_first:
+            at_home, d_key, d_value = _KeySums(d_key, d_value), zeros.key, zeros.value
+        elif not step.is_last:  # The sums follow their keys.
+            d_key, d_value = _rotate(options, (d_key, d_value), 1)
+        return _BackwardState(arriving, at_home, _GradientSums(d_query, d_key, d_value))
 
     held = Held(operands.key, operands.value, operands.key_segment_ids)
     pairs = steps.pairs(options, operands)
     zeros = _GradientSums.zeros(operands, partial(steps.parts, options))
-    _, sums = _go_round(pairs, visit, (held, zeros))
-    d_key, d_value = _rotate(options, (sums.key, sums.value), 1 - len(pairs))
+    start = _BackwardState(held, _KeySums(zeros.key, zeros.value), zeros)
+    _, at_home, sums = _go_round(pairs, visit, start)
+    if len(pairs) > 1:
+        arrived = _KeySums(*_rotate(options, (sums.key, sums.value), 1 - len(pairs)))
+        at_home = jax.tree.map(jnp.add, at_home, arrived)
     return cotangent_of(
         operands,
         query=join(sums.query, -3),
-        key=join(d_key, -3),
-        value=join(d_value, -3),
+        key=join(at_home.key, -3),
+        value=join(at_home.value, -3),
         sinks=_sinks_gradient(options, operands, results, cotangents),
     )
 
@@ -216,6 +221,27 @@ class _GradientSums(NamedTuple):
             return jnp.split(wide, parts(array.shape[-3]), -3)
 
         return cls(zeros(operands.query), zeros(operands.key), zeros(operands.value))
+
+
+class _KeySums(NamedTuple):
+    """Sums of the gradients of this device's own keys, as in `_GradientSums`."""
+
+    key: list[jax.Array]
+    value: list[jax.Array]
+
+
+class _BackwardState(NamedTuple):
+    """What a step of the backward pass hands on.
+
+    Attributes:
+        held: the keys.
+        at_home: what this device's queries add to the gradients of its own keys.
+        sums: dQ, and what the other devices' queries have added to the gradients of `held`.
+    """
+
+    held: Held
+    at_home: _KeySums
+    sums: _GradientSums
 
 
 def _add_to(sums: list[jax.Array], index: int, term: jax.Array) -> list[jax.Array]:

@@ -89,9 +89,9 @@ def communication(program: Any) -> dict[str, int]:
         ("all_gather", "contiguous", {"all-gather": 2}, {"all-gather": 2, "all-to-all": 2}),
         ("all_gather", "zigzag", {"all-gather": 2}, {"all-gather": 2, "all-to-all": 4}),
         # Keys and values after the first step and, in a loop, after all but the last. Again, and
-        # dK and dV of each chunk behind them, before all steps but the first, and home at last.
-        ("ring", "contiguous", {"collective-permute": 4}, {"collective-permute": 4 + 4 + 2}),
-        ("ring", "zigzag", {"collective-permute": 4}, {"collective-permute": 4 + 4 + 2}),
+        # dK and dV behind them, in the loop, and home at last.
+        ("ring", "contiguous", {"collective-permute": 4}, {"collective-permute": 4 + 2 + 2}),
+        ("ring", "zigzag", {"collective-permute": 4}, {"collective-permute": 4 + 2 + 2}),
         # Query, key, value and output; their gradients.
         ("all_to_all", "contiguous", {"all-to-all": 4}, {"all-to-all": 4}),
         ("all_to_all", "zigzag", {"all-to-all": 4}, {"all-to-all": 4}),
