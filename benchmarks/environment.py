@@ -24,7 +24,16 @@ _FIELDS = (
     "temperature.gpu",
     "ecc.mode.current",
 )
-_PACKAGES = ("jax", "jaxlib", "numpy", "jax-cuda12-plugin", "jax-cuda13-plugin")
+_PACKAGES = (
+    "jax",
+    "jaxlib",
+    "numpy",
+    "jax-cuda12-plugin",
+    "jax-cuda13-plugin",
+    "flash-attn3-jax",
+    "fa4-jax",
+    "nvidia-cutlass-dsl",
+)
 _CUDNN = ("nvidia-cudnn-cu12", "nvidia-cudnn-cu13")
 
 

@@ -9,7 +9,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from benchmarks.implementations import Attention
 from benchmarks.problems import BACKWARD, BOTH, FORWARD, MATRIX_SIZE, directions_of
 from jax_flash.testing import Case
 
@@ -22,13 +21,15 @@ class Programs:
     """What one implementation has to do for one problem, compiled.
 
     Attributes:
+        extras: operands that every forward pass takes after query, key and value.
         forward: (query, key, value) -> output.
         forward_for_backward: the same -> output and what the backward pass needs of it.
         backward: (what it needs, d_output) -> d_query, d_key, d_value.
-        both: (query, key, value, d_output) -> output and gradients, as a training step computes
+        both: (d_output, query, key, value) -> output and gradients, as a training step computes
             them; None where that is not timed.
     """
 
+    extras: tuple[jax.Array, ...]
     forward: Callable[..., Any] | None
     forward_for_backward: Callable[..., Any]
     backward: Callable[..., Any]
@@ -43,32 +44,51 @@ class Programs:
             operands: query, key, value, d_output.
         """
         *inputs, d_output = operands
+        inputs = *inputs, *self.extras
         needed = self.forward_for_backward(*inputs)[1]
         calls = {BACKWARD: lambda: self.backward(needed, d_output)}
         if (forward := self.forward) is not None:
             calls = {FORWARD: lambda: forward(*inputs), **calls}
         if (both := self.both) is not None:
-            calls[BOTH] = lambda: both(*operands)
+            calls[BOTH] = lambda: both(d_output, *inputs)
         return calls
 
 
-def compile_programs(case: Case, attention: Attention, *, with_forward: bool = True) -> Programs:
-    """Compiles for the default device; allocates nothing, and may run in any thread."""
+def compile_programs(
+    case: Case,
+    attention: Callable[..., jax.Array],
+    *,
+    extras: tuple[jax.Array, ...] = (),
+    with_forward: bool = True,
+) -> Programs:
+    """Compiles for the default device, in any thread.
+
+    Args:
+        case: says which operands there are.
+        attention: (query, key, value, *extras) -> output.
+        extras: operands without gradients, such as segment ids: not constants of the program, so
+            that what is computed of them is timed.
+        with_forward: whether the forward pass alone is wanted, too.
+    """
     *inputs, d_output = operand_shapes(case)
 
-    def both(*operands: jax.Array) -> Any:
-        output, pull_back = jax.vjp(attention, *operands[:3])
-        return output, pull_back(operands[3])
+    def first_half(query: jax.Array, key: jax.Array, value: jax.Array, *extras: jax.Array) -> Any:
+        return jax.vjp(lambda *arrays: attention(*arrays, *extras), query, key, value)
 
-    first_half = jax.jit(lambda *arrays: jax.vjp(attention, *arrays)).trace(*inputs)
-    needed = first_half.out_info[1]
+    def both(d_output: jax.Array, *operands: jax.Array) -> Any:
+        output, pull_back = first_half(*operands)
+        return output, pull_back(d_output)
+
+    traced = jax.jit(first_half).trace(*inputs, *extras)
+    needed = traced.out_info[1]
     second_half = jax.jit(lambda pull_back, d_output: pull_back(d_output))
-    is_timed_together = BOTH in directions_of(case)
+    both_halves = jax.jit(both) if BOTH in directions_of(case) else None
     return Programs(
-        forward=jax.jit(attention).lower(*inputs).compile() if with_forward else None,
-        forward_for_backward=first_half.lower().compile(),
+        extras=extras,
+        forward=jax.jit(attention).lower(*inputs, *extras).compile() if with_forward else None,
+        forward_for_backward=traced.lower().compile(),
         backward=second_half.lower(needed, d_output).compile(),
-        both=jax.jit(both).lower(*inputs, d_output).compile() if is_timed_together else None,
+        both=both_halves and both_halves.lower(d_output, *inputs, *extras).compile(),
     )
 
 

@@ -14,7 +14,8 @@ import json
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -72,19 +73,18 @@ def measure(names: Sequence[str], *, quick: bool, failures: list[str]) -> Iterat
         AssertionError: an implementation is wrong; nothing has been timed.
     """
     cases = problems(quick=quick)
-    print("checking that every implementation is right", flush=True)
-    failed = check_all(cases, names)
-    failures += [f"{each.implementation}, {each.kind}: {each.reason}" for each in failed]
+    print("compiling, and checking that every implementation is right", flush=True)
+    with compiling(cases, names) as pending:
+        failed = check_all(cases, names)
+        failures += [f"{each.implementation}, {each.kind}: {each.reason}" for each in failed]
+        matrix_product = matrix_product_call()
     excluded = {(each.implementation, each.kind) for each in failed}
-    print("compiling", flush=True)
-    matrix_product = matrix_product_call()
-    wanted = [
-        (case, name)
-        for case in cases
-        for name in names
-        if IMPLEMENTATIONS[name].covers(case) and (name, kind_of(case)) not in excluded
-    ]
-    compiled = compile_all(wanted, failures)
+    compiled = {}
+    for (case, name), future in pending.items():
+        if (error := future.exception()) is not None:
+            failures.append(f"{name}, {case.name}: {type(error).__name__}: {error}")
+        elif (name, kind_of(case)) not in excluded:
+            compiled[case, name] = future.result()
     for case in tqdm(cases, desc="problems"):
         timings = time_case(
             case,
@@ -96,24 +96,36 @@ def measure(names: Sequence[str], *, quick: bool, failures: list[str]) -> Iterat
         yield [row_of(case, timing, clock) for timing in timings]
 
 
-def compile_all(
-    wanted: Sequence[tuple[Case, str]], failures: list[str]
-) -> dict[tuple[Case, str], Programs]:
-    """Compiles every program before any is timed: compilers would take the CPU from the loops."""
+@contextmanager
+def compiling(
+    cases: Sequence[Case], names: Sequence[str]
+) -> Iterator[dict[tuple[Case, str], Future[Programs]]]:
+    """Starts to compile every program, and waits for all at the end.
+
+    None is timed before: compilers would take the CPU from the loops. Each implementation has
+    threads of its own, because FlashAttention-4 compiles one kernel at a time and would leave
+    threads that others could use waiting.
+    """
 
     def compile_one(case: Case, name: str) -> Programs:
         choice = IMPLEMENTATIONS[name]
         return compile_programs(case, choice.make(case), with_forward=choice.has_own_forward)
 
-    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
-        pending = {(case, name): pool.submit(compile_one, case, name) for case, name in wanted}
-    compiled = {}
-    for (case, name), future in pending.items():
-        if (error := future.exception()) is None:
-            compiled[case, name] = future.result()
-        else:
-            failures.append(f"{name}, {case.name}: {type(error).__name__}: {error}")
-    return compiled
+    with ExitStack() as stack:
+        threads = min(8, os.cpu_count() or 1)
+        pools = {name: stack.enter_context(ThreadPoolExecutor(threads)) for name in names}
+        pending = {
+            (case, name): pool.submit(compile_one, case, name)
+            for case in cases
+            for name, pool in pools.items()
+            if IMPLEMENTATIONS[name].covers(case)
+        }
+        try:
+            yield pending
+        except BaseException:
+            for future in pending.values():
+                future.cancel()
+            raise
 
 
 def main() -> int:
