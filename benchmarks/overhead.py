@@ -1,0 +1,183 @@
+"""What a call costs beside its kernels: attention so small that little else is left.
+
+    python -m benchmarks.overhead [--output DIRECTORY]
+
+Times compiled programs of one attention call and of many in a row, ours beside cuDNN's and beside a
+multiplication, which costs what any program does. Writes DATE_GPU_overhead.csv and .json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from benchmarks.environment import describe_environment, slug
+from benchmarks.implementations import IMPLEMENTATIONS, Attention
+from benchmarks.programs import Call, make_operands
+from benchmarks.timing import seconds_of
+from jax_flash.testing import Case
+
+RESULTS = Path(__file__).parent / "results"
+CASE = Case(
+    name="overhead",
+    tags=frozenset({"bench"}),
+    batch=1,
+    queries=128,
+    keys=128,
+    heads=1,
+    key_heads=1,
+    head_dim=64,
+    value_dim=64,
+    is_causal=True,
+)
+NAMES = ("jax_flash", "jax_flash deterministic", "cuDNN")
+MULTIPLICATION = "multiplication"
+ATTENTIONS_PER_PROGRAM = (1, 32)
+QUEUED = 16
+"""Calls that are started before waiting for them; PJRT lets 32 be in flight."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One line of the CSV: a program's costs, medians over rounds, in microseconds."""
+
+    implementation: str
+    direction: str
+    attentions_per_program: int
+    start_us: float
+    """Until a call of the program returns to Python, its work still under way."""
+    start_us_per_attention: float
+    run_us: float
+    """From one call to the next, when many are queued: the slower of the host and the GPU."""
+    run_us_per_attention: float
+    rounds: int
+
+
+def programs(attention: Attention, count: int) -> Iterator[tuple[str, Callable[..., Any]]]:
+    """Yields programs of `count` attention calls, each of the one before it, by direction."""
+
+    def forward(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
+        for _ in range(count):
+            query = attention(query, key, value)
+        return query
+
+    def both(query: jax.Array, key: jax.Array, value: jax.Array) -> Any:
+        output, pull_back = jax.vjp(forward, query, key, value)
+        return output, pull_back(output)
+
+    yield "forward", jax.jit(forward)
+    yield "forward and backward", jax.jit(both)
+
+
+def measure(attentions: Mapping[str, Attention], *, rounds: int, calls: int) -> Iterator[Row]:
+    """Times all programs of one kind in turns.
+
+    Args:
+        attentions: by the name in the results.
+        rounds: turns of each program.
+        calls: of a program in each turn.
+    """
+    operands = make_operands(CASE)[:3]
+    for count in ATTENTIONS_PER_PROGRAM:
+        by_direction: dict[str, dict[str, Call]] = {}
+        for name, attention in attentions.items():
+            for direction, program in programs(attention, count):
+                # Called as users do, through `jit`.
+                by_direction.setdefault(direction, {})[name] = partial(program, *operands)
+        for direction, chosen in by_direction.items():
+            for call in chosen.values():
+                seconds_of(call, 3)  # compiles and warms up
+            starts, runs = {name: [] for name in chosen}, {name: [] for name in chosen}
+            for _ in range(rounds):
+                for name, call in chosen.items():
+                    starts[name].append(_seconds_to_start(call, calls))
+                    runs[name].append(seconds_of(call, calls))
+            for name in chosen:
+                yield _row(name, direction, count, starts[name], runs[name])
+
+
+def _seconds_to_start(call: Call, count: int) -> float:
+    """Seconds until a call returns, with the GPU never far behind."""
+    total = 0.0
+    for _ in range(max(1, count // QUEUED)):
+        start = time.perf_counter()
+        results = [call() for _ in range(QUEUED)]
+        total += time.perf_counter() - start
+        jax.block_until_ready(results)
+    return total / max(1, count // QUEUED) / QUEUED
+
+
+def _row(
+    name: str, direction: str, count: int, starts: Sequence[float], runs: Sequence[float]
+) -> Row:
+    start, run = float(np.median(starts)) * 1e6, float(np.median(runs)) * 1e6
+    return Row(
+        implementation=name,
+        direction=direction,
+        attentions_per_program=count,
+        start_us=round(start, 2),
+        start_us_per_attention=round(start / count, 2),
+        run_us=round(run, 2),
+        run_us_per_attention=round(run / count, 2),
+        rounds=len(starts),
+    )
+
+
+def write_csv(rows: Sequence[Row], path: Path) -> None:
+    """Writes the rows."""
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, [field.name for field in fields(Row)], lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(asdict(row) for row in rows)
+
+
+def multiplication(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
+    """What is no attention, but depends on all operands and has gradients."""
+    return query * key * jnp.cos(value)
+
+
+def main() -> int:
+    """Returns the exit status."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.overhead", description="Times what a call costs by itself."
+    )
+    parser.add_argument("--output", type=Path, default=RESULTS, help="folder of the results")
+    options = parser.parse_args()
+    device = jax.devices()[0]
+    if device.platform != "gpu":
+        print(f"JAX's first device is {device.device_kind}; this needs a GPU", file=sys.stderr)
+        return 2
+    options.output.mkdir(parents=True, exist_ok=True)
+    stem = f"{datetime.now(UTC):%Y-%m-%d}_{slug(device.device_kind)}_overhead"
+    path = options.output / f"{stem}.csv"
+    attentions = {name: IMPLEMENTATIONS[name].make(CASE) for name in NAMES}
+    rows = []
+    for row in measure(attentions | {MULTIPLICATION: multiplication}, rounds=9, calls=160):
+        rows.append(row)
+        print(
+            f"{row.implementation:25}{row.direction:22}{row.attentions_per_program:3} a program: "
+            f"starts in {row.start_us:8.1f} us, runs in {row.run_us:8.1f} us, "
+            f"{row.run_us_per_attention:7.2f} us an attention",
+            flush=True,
+        )
+    write_csv(rows, path)
+    path.with_suffix(".json").write_text(json.dumps(describe_environment(), indent=1) + "\n")
+    print(f"wrote {path}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

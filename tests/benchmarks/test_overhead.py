@@ -1,0 +1,62 @@
+"""The benchmark of what calls cost by themselves, on a CPU."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from benchmarks import overhead
+from benchmarks.implementations import IMPLEMENTATIONS
+from benchmarks.overhead import CASE, MULTIPLICATION, measure, multiplication, programs, write_csv
+from benchmarks.programs import make_operands
+
+
+def test_programs_hold_as_many_calls_as_they_say():
+    query, key, value = make_operands(CASE)[:3]
+    by_direction = dict(programs(multiplication, 2))
+    twice = multiplication(multiplication(query, key, value), key, value)
+    np.testing.assert_allclose(
+        np.asarray(by_direction["forward"](query, key, value), np.float32),
+        np.asarray(twice, np.float32),
+        rtol=0.05,
+        atol=0.05,
+    )
+    output, gradients = by_direction["forward and backward"](query, key, value)
+    assert output.shape == query.shape
+    assert [gradient.shape for gradient in gradients] == [query.shape, key.shape, value.shape]
+    assert all(bool(jnp.any(gradient != 0)) for gradient in gradients)
+
+
+def test_every_program_has_a_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(overhead, "ATTENTIONS_PER_PROGRAM", (1, 2))
+    attentions = {
+        "chunked": IMPLEMENTATIONS["chunked"].make(CASE),
+        MULTIPLICATION: multiplication,
+    }
+    rows = list(measure(attentions, rounds=2, calls=2))
+    kinds = {(row.implementation, row.direction, row.attentions_per_program) for row in rows}
+    assert len(rows) == len(kinds) == 2 * 2 * 2
+    for row in rows:
+        assert row.rounds == 2
+        assert row.start_us > 0
+        assert row.run_us > 0
+        per_attention = row.run_us / row.attentions_per_program
+        assert row.run_us_per_attention == pytest.approx(per_attention, abs=0.01)
+    write_csv(rows, tmp_path / "rows.csv")
+    with (tmp_path / "rows.csv").open() as file:
+        assert [line["implementation"] for line in csv.DictReader(file)] == [
+            row.implementation for row in rows
+        ]
+
+
+def test_it_needs_a_gpu(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    monkeypatch.setattr("sys.argv", ["overhead"])
+    cpus = jax.devices("cpu")
+    monkeypatch.setattr(overhead.jax, "devices", lambda: cpus)
+    assert overhead.main() == 2
+    assert "needs a GPU" in capsys.readouterr().err
