@@ -51,7 +51,7 @@ def results_and_gradients(
     return {name: np.asarray(array) for name, array in results.items()}
 
 
-@functools.lru_cache(maxsize=32)
+@functools.lru_cache(maxsize=256)
 def _compiled(implementation: Implementation, options: tuple) -> Callable[..., dict]:
     def run(floats, semantics, d_output, d_lse):
         def attention(floats):

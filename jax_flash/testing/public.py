@@ -13,13 +13,18 @@ from jax_flash.testing.oracle import Implementation
 
 @cache
 def public_attention(
-    *, implementation: str | None = None, deterministic_bwd: bool = False
+    *,
+    implementation: str | None = None,
+    deterministic_bwd: bool = False,
+    query_offset: int = 0,
 ) -> Implementation:
     """Returns `jax_flash.attention` as (query, key, value, semantics) -> (output, log-sum-exp).
 
     Args:
         implementation: as in `jax_flash.attention`.
         deterministic_bwd: as in `jax_flash.attention`.
+        query_offset: likewise, where the semantics have none: as a number, it is part of the
+            compiled program and needs no general kernel.
     """
 
     def call(
@@ -34,7 +39,7 @@ def public_attention(
             semantics.mask,
             scale=semantics.scale,
             is_causal=semantics.is_causal,
-            query_offset=0 if offset is None else offset,
+            query_offset=query_offset if offset is None else offset,
             local_window_size=semantics.window,
             query_seq_lengths=semantics.query_lengths,
             key_value_seq_lengths=semantics.key_lengths,
