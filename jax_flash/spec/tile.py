@@ -40,6 +40,9 @@ class ForwardTile:
     tile_kv: int
     num_stages: int
     num_consumer_warpgroups: int
+    weight_buffers: int = 1
+    """Register copies of a tile's weights. With 2 they are rounded while the tensor cores still
+    read those of the tile before; that takes tile_kv / 4 more registers, and twice the code."""
     output_in_query: bool = False
     """Whether the output is staged where the queries were, for lack of room; the next tile's
     queries are then loaded after the store, not during the matmuls."""
@@ -61,6 +64,7 @@ class ForwardTile:
             f"tile_kv={self.tile_kv} is not a multiple of 16 up to 256",
         )
         _check(self.num_stages >= 2, f"num_stages={self.num_stages}: overlap needs at least 2")
+        _check(self.weight_buffers in (1, 2), f"weight_buffers={self.weight_buffers} is not 1 or 2")
 
     @property
     def threads(self) -> int:

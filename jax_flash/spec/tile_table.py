@@ -8,6 +8,8 @@ from jax_flash.spec.tile import BackwardTile, ForwardTile
 # Interleaved timings on one H200 (driver 580.159, bf16, T=8192), TFLOP/s full / causal; all in
 # benchmarks/results/2026-11-29_nvidia-h200_variants.csv.
 # D=64: 192 queries in three warpgroups 522 / 487; 128 queries in two 416 / 411.
+# weight_buffers=2: D=128 680 / 692 instead of 652 / 678, (192, 128) causal 732 instead of 720, but
+# D=256 760 / 726 instead of 798 / 764 (2026-11-30_nvidia-h200_variants.csv); D=64 lacks registers.
 # D=128: 128 keys a tile 624 / 587; 160 keys 607 / 573; 176 keys do not fit in 240 registers.
 _FORWARD_TILES = {
     Arch.SM90A: (
@@ -26,6 +28,7 @@ _FORWARD_TILES = {
             tile_kv=128,
             num_stages=2,
             num_consumer_warpgroups=2,
+            weight_buffers=2,
         ),
         ForwardTile(
             head_dim=192,
@@ -34,6 +37,7 @@ _FORWARD_TILES = {
             tile_kv=128,
             num_stages=2,
             num_consumer_warpgroups=2,
+            weight_buffers=2,
             output_in_query=True,
         ),
         ForwardTile(

@@ -13,6 +13,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64
 
+from jax_flash.kernels.shared.division import divide
 from jax_flash.spec.launch_plan import launch_plan
 from jax_flash.spec.variant import KernelVariant, backward_tile_of
 
@@ -81,9 +82,9 @@ class RowStatisticsKernel:
         block, _, _ = cute.arch.block_idx()
         thread, _, _ = cute.arch.thread_idx()
         query_tiles = (query_length + self.tile_q - 1) // self.tile_q
-        head_and_batch = block // query_tiles
+        head_and_batch = divide(block, query_tiles)
         tile = block - head_and_batch * query_tiles
-        batch = head_and_batch // query_heads
+        batch = divide(head_and_batch, query_heads)
         head = head_and_batch - batch * query_heads
 
         lane = thread % self.lanes

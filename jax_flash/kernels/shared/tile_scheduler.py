@@ -11,6 +11,8 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
+from jax_flash.kernels.shared.division import divide
+
 HEADS_IN_SECTION = 8
 """Heads whose keys and values are worked on at a time, so that they stay in the L2 cache."""
 
@@ -53,10 +55,12 @@ def make_schedule(
     block, _, _ = cute.arch.block_idx()
     blocks, _, _ = cute.arch.grid_dim()
     total = query_tiles * query_heads * batch
-    full_rounds = total // blocks
-    last = _position(block, blocks, full_rounds)
-    extra = Int32(1) if last < total - full_rounds * blocks else Int32(0)
-    return Schedule(block, blocks, query_tiles, query_heads, full_rounds + extra, longest_first)
+    rounds = Int32(1)
+    if blocks < total:
+        rounds = divide(total, blocks)
+        if _position(block, blocks, rounds) < total - rounds * blocks:
+            rounds += 1
+    return Schedule(block, blocks, query_tiles, query_heads, rounds, longest_first)
 
 
 @cute.jit
@@ -70,15 +74,15 @@ def work_of_round(schedule: cutlass.Constexpr, round_: Int32):
     rank = round_ * schedule.blocks + _position(schedule.block, schedule.blocks, round_)
     tiles, heads = schedule.query_tiles, schedule.query_heads
     if cutlass.const_expr(not schedule.longest_first):
-        head_and_batch = rank // tiles
-        batch = head_and_batch // heads
+        head_and_batch = divide(rank, tiles)
+        batch = divide(head_and_batch, heads)
         return Work(rank - head_and_batch * tiles, head_and_batch - batch * heads, batch)
     tiles_of_batch = tiles * heads
-    batch = rank // tiles_of_batch
+    batch = divide(rank, tiles_of_batch)
     in_batch = rank - batch * tiles_of_batch
-    first_head = in_batch // (tiles * HEADS_IN_SECTION) * HEADS_IN_SECTION
+    first_head = divide(in_batch, tiles * HEADS_IN_SECTION) * HEADS_IN_SECTION
     section_heads = cutlass.min(heads - first_head, HEADS_IN_SECTION)
     in_section = in_batch - first_head * tiles
-    place = in_section // section_heads
+    place = divide(in_section, section_heads)
     head = first_head + in_section - place * section_heads
     return Work(tiles - 1 - place, head, batch)

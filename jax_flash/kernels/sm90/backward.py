@@ -26,6 +26,7 @@ from cutlass import Float32, Int32, Int64
 from cutlass.cute.nvgpu import cpasync
 from cutlass.pipeline import PipelineTmaAsync, PipelineUserType, make_pipeline_state
 
+from jax_flash.kernels.shared.division import divide
 from jax_flash.kernels.shared.segments import SegmentArrays
 from jax_flash.kernels.shared.sequence import SequenceArrays
 from jax_flash.kernels.shared.soft_cap import SoftCap, make_soft_cap
@@ -273,8 +274,8 @@ class BackwardKernel:
         row_bytes = tile.tile_q * Float32.width // 8
         key_tiles = (key_length + tile.tile_kv - 1) // tile.tile_kv
         block, _, _ = cute.arch.block_idx()
-        head_and_batch = block // key_tiles
-        batch = head_and_batch // key_heads
+        head_and_batch = divide(block, key_tiles)
+        batch = divide(head_and_batch, key_heads)
         key_tile = block - head_and_batch * key_tiles
         # Deterministic blocks add to dQ in the order in which they start. Under a causal mask the
         # last key tile has the fewest queries and starts first: each block then meets its first
@@ -341,7 +342,7 @@ class BackwardKernel:
             key_tile=key_tile,
             key_head=head_and_batch - batch * key_heads,
             batch=batch,
-            heads_per_group=query_heads // key_heads,
+            heads_per_group=divide(query_heads, key_heads),
         )
         pipelines.publish_barriers()
 

@@ -9,6 +9,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64
 
+from jax_flash.kernels.shared.division import divide
 from jax_flash.kernels.sm90 import dq_accumulator, wgmma
 from jax_flash.kernels.sm90.warp_schedule import WARPGROUP_THREADS
 from jax_flash.spec.launch_plan import launch_plan
@@ -60,9 +61,9 @@ class FinishDqKernel:
         consumer = index // WARPGROUP_THREADS
         thread = index % WARPGROUP_THREADS
         query_tiles = (query_length + self.tile.tile_q - 1) // self.tile.tile_q
-        head_and_batch = block // query_tiles
+        head_and_batch = divide(block, query_tiles)
         tile = block - head_and_batch * query_tiles
-        batch = head_and_batch // query_heads
+        batch = divide(head_and_batch, query_heads)
         head = head_and_batch - batch * query_heads
 
         row, column = wgmma.first_row_and_column(thread)

@@ -57,6 +57,7 @@ class ForwardContext(NamedTuple):
     dtype: type
     num_consumers: int
     num_stages: int
+    weight_buffers: int
     output_in_query: bool
     tile_q: int
     tile_kv: int
@@ -66,7 +67,7 @@ class ForwardContext(NamedTuple):
     soft_cap: SoftCap | None
     """None in kernels that do not support one."""
     schedule: Schedule
-    heads_per_group: Int32
+    key_heads: Int32
 
     def view_of(self, work):
         """Returns what a query tile may see."""
@@ -238,6 +239,7 @@ class ForwardKernel:
             dtype=self.dtype,
             num_consumers=consumers,
             num_stages=tile.num_stages,
+            weight_buffers=tile.weight_buffers,
             output_in_query=tile.output_in_query,
             tile_q=tile.tile_q,
             tile_kv=tile.tile_kv,
@@ -260,7 +262,7 @@ class ForwardKernel:
                 batch,
                 longest_first=self.variant.band.upper,
             ),
-            heads_per_group=query_heads // key_heads,
+            key_heads=key_heads,
         )
         pipelines.publish_barriers()
 

@@ -76,7 +76,8 @@ def compute(ctx: cutlass.Constexpr, consumer: Int32, thread: Int32):
                 clear_padding(ctx, band, value_state, (end - 1) * ctx.tile_kv, consumer, thread)
             clear_padded_values(ctx, keys_of_tile, work, value_state, end - 1, consumer_thread)
 
-            for step in cutlass.range(end - 1 - begin, unroll=1):
+            # Unrolled, each copy of the body has weights of its own, and none are moved.
+            for step in cutlass.range(end - 1 - begin, unroll=ctx.weight_buffers):
                 tile = end - 2 - step
                 next_scores = wgmma.accumulator(mma_scores, ctx.key.rows)
                 key_pipeline.consumer_wait(key_state)
@@ -105,10 +106,15 @@ def compute(ctx: cutlass.Constexpr, consumer: Int32, thread: Int32):
                     mask_tile(band, next_rows, row, first_key + column)
                 keys_of_tile = mask_segments(ctx, view, work, tile, next_rows, row, column)
                 weigh(softmax, next_rows, rescale)
+                if cutlass.const_expr(ctx.weight_buffers == 2):
+                    next_weights = wgmma.converted(next_scores, ctx.dtype)
                 finish_matmul_and_rescale(output_rows, rescale)
                 value_pipeline.consumer_release(value_state)
                 value_state.advance()
-                wgmma.convert(next_scores, weights)
+                if cutlass.const_expr(ctx.weight_buffers == 2):
+                    weights.store(next_weights.load())
+                else:
+                    wgmma.convert(next_scores, weights)
                 clear_padded_values(
                     ctx,
                     keys_of_tile,

@@ -4,6 +4,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
+from jax_flash.kernels.shared.division import divide
 from jax_flash.kernels.shared.tile_scheduler import work_of_round
 
 
@@ -21,7 +22,7 @@ def load(ctx: cutlass.Constexpr):
     for round_ in cutlass.range(ctx.schedule.rounds, unroll=1):
         work = work_of_round(ctx.schedule, round_)
         load_queries(ctx, work, round_)
-        key_head = work.head // ctx.heads_per_group
+        key_head = divide(work.head * ctx.key_heads, ctx.schedule.query_heads)
         batch = work.batch
         view = view_of(work)
         for step in cutlass.range(view.end - view.begin, unroll=1):
