@@ -108,13 +108,13 @@ def compute(ctx: cutlass.Constexpr, consumer: Int32, thread: Int32):
                 weigh(softmax, next_rows, rescale)
                 if cutlass.const_expr(ctx.weight_buffers == 2):
                     next_weights = wgmma.converted(next_scores, ctx.dtype)
-                finish_matmul_and_rescale(output_rows, rescale)
-                value_pipeline.consumer_release(value_state)
-                value_state.advance()
-                if cutlass.const_expr(ctx.weight_buffers == 2):
+                    finish_matmul_and_rescale(output_rows, rescale)
                     weights.store(next_weights.load())
                 else:
+                    finish_matmul_and_rescale(output_rows, rescale)
                     wgmma.convert(next_scores, weights)
+                value_pipeline.consumer_release(value_state)
+                value_state.advance()
                 clear_padded_values(
                     ctx,
                     keys_of_tile,
