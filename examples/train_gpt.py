@@ -304,7 +304,7 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument(
         "--deterministic",
         action="store_true",
-        help="the same parameters, bit for bit, on every run; prints their hash",
+        help="the same parameters, bit for bit, on every run: compare the hashes that it prints",
     )
     parser.add_argument("--steps", type=int, help="default: that of the preset")
     parser.add_argument("--seed", type=int, default=0)
@@ -375,8 +375,7 @@ def main() -> None:
     )
     save_losses(options.output, losses, entropy, f"{device.device_kind}, preset {options.preset}")
     print(f"wrote {options.output / 'loss.csv'} and {options.output / 'loss.png'}")
-    if options.deterministic:
-        print(f"sha256 of the parameters: {hash_of(model)}")
+    print(f"sha256 of the parameters: {hash_of(model)}")
     print(f"--- sample ---\n{write_text(model, preset, options.seed)}")
 
 

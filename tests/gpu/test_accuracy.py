@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
@@ -15,6 +15,7 @@ import pytest
 from jax_flash.reference.chunked import chunked_attention
 from jax_flash.testing import (
     Case,
+    Inputs,
     assert_close_to_oracle,
     float64_oracle,
     make_inputs,
@@ -101,10 +102,15 @@ def case_of(row: tuple) -> tuple[Case, int, bool]:
     return case, query_offset, deterministic
 
 
-def compare(row: tuple, *, with_outliers: bool = False) -> None:
-    """Asserts that the kernels are close to the oracle on the inputs of a row."""
+def compare(
+    row: tuple,
+    *,
+    with_outliers: bool = False,
+    change: Callable[[Inputs], Inputs] = lambda inputs: inputs,
+) -> None:
+    """Asserts that the kernels are close to the oracle on the inputs of a row, changed."""
     case, query_offset, deterministic = case_of(row)
-    inputs = make_inputs(case, with_outliers=with_outliers)
+    inputs = change(make_inputs(case, with_outliers=with_outliers))
     semantics = replace(inputs.semantics, query_offset=jnp.int32(query_offset))
     inputs = replace(inputs, semantics=semantics)
     attention = kernels(query_offset=query_offset, deterministic=deterministic)
@@ -138,6 +144,41 @@ def test_normal_inputs(row: tuple, comparisons: dict[tuple, Future[None]]) -> No
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_inputs_with_outliers(head_dim: int, dtype: str) -> None:
     compare((513, 700, 4, 2, head_dim, dtype, 187, False), with_outliers=True)
+
+
+def with_large_logits(inputs: Inputs) -> Inputs:
+    """Scales the query so that the logits reach 10^4, of either sign."""
+    query, key = (np.asarray(x).astype(np.float64) for x in (inputs.query, inputs.key))
+    key = np.repeat(key, query.shape[2] // key.shape[2], axis=2)
+    logits = np.einsum("btnd,bsnd->bnts", query, key) * inputs.semantics.scale
+    louder = query * (1e4 / np.abs(logits).max())
+    return replace(inputs, query=jnp.asarray(louder.astype(inputs.query.dtype)))
+
+
+def with_very_negative_rows(inputs: Inputs) -> Inputs:
+    """Gives all keys a common part, and half of the queries one that is opposed to it.
+
+    The logits of those queries are all around -1000: a maximum that started at 0 or at a number
+    that is not low enough would leave their softmax without any weight.
+    """
+    query, key = (np.asarray(x).astype(np.float64) for x in (inputs.query, inputs.key))
+    common = np.sqrt(1000 / (inputs.semantics.scale * query.shape[-1]))
+    key = key * 0.2 + common
+    query[:, ::2] = query[:, ::2] * 0.2 - common
+    dtype = inputs.query.dtype
+    return replace(
+        inputs, query=jnp.asarray(query.astype(dtype)), key=jnp.asarray(key.astype(dtype))
+    )
+
+
+EXTREMES = {"large logits": with_large_logits, "very negative rows": with_very_negative_rows}
+
+
+@pytest.mark.parametrize("change", EXTREMES.values(), ids=EXTREMES.keys())
+@pytest.mark.parametrize(("head_dim", "dtype"), [(64, "bfloat16"), (128, "float16")])
+def test_extreme_logits(head_dim: int, dtype: str, change: Callable[[Inputs], Inputs]) -> None:
+    # Many heads: few rows are close to a tie of large logits, and only these have errors.
+    compare((300, 500, 16, 8, head_dim, dtype, 200, False), change=change)
 
 
 @pytest.mark.parametrize("deterministic", [False, True])
