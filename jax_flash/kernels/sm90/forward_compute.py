@@ -4,6 +4,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 from cutlass.cute.nvgpu import warpgroup
+from cutlass.pipeline import PipelineState
 
 from jax_flash.kernels.shared.masking import FragmentPosition, mask_keys_in_columns
 from jax_flash.kernels.shared.online_softmax import (
@@ -15,9 +16,9 @@ from jax_flash.kernels.shared.online_softmax import (
 )
 from jax_flash.kernels.shared.padding import clear_padded_rows, clear_rows
 from jax_flash.kernels.shared.segments import differ, hide_other_segments
-from jax_flash.kernels.shared.sequence import value_or
+from jax_flash.kernels.shared.sequence import SequenceDefaults, value_or
 from jax_flash.kernels.shared.soft_cap import cap_scores
-from jax_flash.kernels.shared.tile_ranges import hides_part_of
+from jax_flash.kernels.shared.tile_ranges import BandValues, hides_part_of, key_tile_range
 from jax_flash.kernels.shared.tile_scheduler import work_of_round
 from jax_flash.kernels.shared.visibility import is_padding, key_tile_segments
 from jax_flash.kernels.sm90 import wgmma
@@ -45,17 +46,19 @@ def compute(ctx: cutlass.Constexpr, consumer: Int32, thread: Int32):
     consumer_thread = consumer * WARPGROUP_THREADS + thread
     for round_ in cutlass.range(ctx.schedule.rounds, unroll=1):
         work = work_of_round(ctx.schedule, round_)
-        first_query = work.query_tile * ctx.tile_q
         view = view_of(work)
-        band, begin, end = view.band, view.begin, view.end
+        band = view.band
+        row, column = wgmma.first_row_and_column(thread)
+        first_row = (work.query_tile * ctx.num_consumers + consumer) * wgmma.ROWS
+        row += first_row
+        begin, end = own_key_tiles(ctx, view, first_row)
         output = wgmma.accumulator(mma_values, ctx.value.columns)
         output.fill(0.0)
         output_rows = wgmma.rows_and_columns(output)
         softmax = start_rows(2, ctx.scale_log2, wgmma.reduce_quad)
         rescale = cute.make_rmem_tensor(cute.make_layout(2), Float32)
-        row, column = wgmma.first_row_and_column(thread)
-        row += (work.query_tile * ctx.num_consumers + consumer) * wgmma.ROWS
         cute.arch.mbarrier_wait(ctx.query_full + consumer, round_ % 2)
+        key_state, value_state = skip_tiles(ctx, view.end - end, key_state, value_state)
 
         if begin < end:
             scores = wgmma.accumulator(mma_scores, ctx.key.rows)
@@ -102,7 +105,7 @@ def compute(ctx: cutlass.Constexpr, consumer: Int32, thread: Int32):
                 next_rows = wgmma.rows_and_columns(next_scores)
                 first_key = tile * ctx.tile_kv
                 cap_tile(ctx, next_rows)
-                if hides_part_of(band, first_query, ctx.tile_q, first_key, ctx.tile_kv):
+                if hides_part_of(band, first_row, wgmma.ROWS, first_key, ctx.tile_kv):
                     mask_tile(band, next_rows, row, first_key + column)
                 keys_of_tile = mask_segments(ctx, view, work, tile, next_rows, row, column)
                 weigh(softmax, next_rows, rescale)
@@ -141,6 +144,7 @@ def compute(ctx: cutlass.Constexpr, consumer: Int32, thread: Int32):
             value_state.advance()
         elif cutlass.const_expr(not ctx.output_in_query):
             release_queries(ctx, consumer)
+        key_state, value_state = skip_tiles(ctx, begin - view.begin, key_state, value_state)
 
         lse = cute.make_rmem_tensor(cute.make_layout(2), Float32)
         finish_rows(softmax, sink_of(ctx, work), rescale, lse)
@@ -152,6 +156,42 @@ def compute(ctx: cutlass.Constexpr, consumer: Int32, thread: Int32):
             release_queries(ctx, consumer)
     # Shared memory must outlive the last store's reads of it.
     cute.arch.cp_async_bulk_wait_group(0, read=True)
+
+
+def may_see_less(band: BandValues | SequenceDefaults) -> bool:
+    """Whether a warpgroup visits fewer key tiles than its block, of those that its band hides.
+
+    Not in general kernels: there all warpgroups clear padding together.
+    """
+    return (band.mask.lower or band.mask.upper) and not band.ragged
+
+
+@cute.jit
+def own_key_tiles(ctx: cutlass.Constexpr, view: cutlass.Constexpr, first_row: Int32):
+    """Returns ``(begin, end)`` key tiles, of the block's, that this warpgroup visits."""
+    begin, end = view.begin, view.end
+    if cutlass.const_expr(may_see_less(view.band)):
+        own_begin, own_end = key_tile_range(view.band, first_row, wgmma.ROWS, ctx.tile_kv)
+        begin = cutlass.min(cutlass.max(begin, own_begin), end)
+        end = cutlass.max(cutlass.min(end, own_end), begin)
+    return begin, end
+
+
+@cute.jit
+def skip_tiles(
+    ctx: cutlass.Constexpr, tiles: Int32, key_state: PipelineState, value_state: PipelineState
+):
+    """Takes key and value tiles from the pipelines unread; returns the pipelines' positions."""
+    if cutlass.const_expr(may_see_less(ctx.visibility.defaults)):
+        key_pipeline, value_pipeline = ctx.key_pipeline, ctx.value_pipeline
+        for _tile in cutlass.range(tiles, unroll=1):
+            key_pipeline.consumer_wait(key_state)
+            key_pipeline.consumer_release(key_state)
+            key_state.advance()
+            value_pipeline.consumer_wait(value_state)
+            value_pipeline.consumer_release(value_state)
+            value_state.advance()
+    return key_state, value_state
 
 
 @cute.jit
