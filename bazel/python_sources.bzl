@@ -7,6 +7,7 @@ PYTHON_SOURCES = [
     "jax_flash/aot/build.py",
     "jax_flash/aot/compile.py",
     "jax_flash/aot/inspect_cubin.py",
+    "jax_flash/aot/instruction_mix.py",
     "jax_flash/aot/kernel_classes.py",
     "jax_flash/aot/toolchain.py",
     "jax_flash/api.py",

@@ -5,7 +5,7 @@ import os
 import tempfile
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -97,7 +97,16 @@ def build_one(variant: KernelVariant, directory: Path) -> CubinEntry:
         tile=asdict(tile),
         toolchain=toolchain(),
         source_hash=source_hash(variant),
+        instructions=resources.instructions,
     )
+
+
+def _with_instructions(entry: CubinEntry, directory: Path) -> CubinEntry:
+    """Returns an entry with its instructions counted, if an older build did not count them."""
+    path = directory / entry.file
+    if entry.instructions or not path.is_file():
+        return entry
+    return replace(entry, instructions=inspect_cubin(path).instructions)
 
 
 def selected_variants(arch: str | None, only: str | None) -> tuple[KernelVariant, ...]:
@@ -122,6 +131,11 @@ def build(variants: Sequence[KernelVariant], directory: Path, jobs: int) -> Mani
     known = {variant.name for variant in variants_to_build()}
     entries = {name: entry for name, entry in entries.items() if name in known}
     stale = [v for v in variants if not up_to_date(v, entries.get(v.name), directory)]
+    rebuilt = {variant.name for variant in stale}
+    entries = {
+        name: entry if name in rebuilt else _with_instructions(entry, directory)
+        for name, entry in entries.items()
+    }
     for entry in _build_all(stale, directory, jobs):
         entries[entry.name] = entry
         _write(entries, directory)

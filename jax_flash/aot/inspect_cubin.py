@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, files
 from pathlib import Path
 
+from jax_flash.aot.instruction_mix import instruction_mix
+
 _DISTRIBUTION = "nvidia-cuda-cuobjdump"
 _FUNCTION = re.compile(
     r"Function (?P<symbol>\S+):\s+REG:(?P<registers>\d+) STACK:(?P<stack>\d+) "
@@ -28,6 +30,8 @@ class CubinResources:
     It does so, with no more than a warning, when a kernel needs too many registers or touches an
     accumulator in flight; the kernel is right but up to twice as slow.
     """
+    instructions: dict[str, int]
+    """Machine instructions by class: ``instruction_mix``."""
 
 
 def _cuobjdump() -> Path:
@@ -69,4 +73,5 @@ def inspect_cubin(path: Path) -> CubinResources:
         registers=int(kernel["registers"]),
         spill_bytes=int(kernel["stack"]) + int(kernel["local"]),
         matmuls_serialised=matmuls > 0 and waits >= matmuls,
+        instructions=instruction_mix(code),
     )

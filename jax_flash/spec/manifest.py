@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +43,9 @@ class CubinEntry:
     """Versions of the compiler packages that built it."""
     source_hash: str
     """Hash of everything that decides the cubin's bytes."""
+    instructions: Mapping[str, int] = field(default_factory=dict)
+    """Machine instructions in the cubin by class (``aot.instruction_mix``), each counted once.
+    Empty if the build that made the entry did not count them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,13 +93,15 @@ def read_manifest(directory: Path) -> Manifest:
         raise ManifestError(
             f"{path} has kernel ABI version {version}, this jax_flash needs {ABI_VERSION}. {remedy}"
         )
-    names = {field.name for field in fields(CubinEntry)}
+    names = {own.name for own in fields(CubinEntry)}
+    # What only informs has a default, so that the manifests of older builds can be read.
+    required = {own.name for own in fields(CubinEntry) if own.default_factory is MISSING}
     entries = []
     for row in content.get("cubins", ()):
-        if set(row) != names:
+        if not required <= set(row) <= names:
             raise ManifestError(
-                f"{path}: entry {row.get('name')} lacks {sorted(names - set(row))} or has unknown "
-                f"{sorted(set(row) - names)}. {remedy}"
+                f"{path}: entry {row.get('name')} lacks {sorted(required - set(row))} or has "
+                f"unknown {sorted(set(row) - names)}. {remedy}"
             )
         entries.append(CubinEntry(**{key: _tuples(value) for key, value in row.items()}))
     return Manifest(abi_version=version, cubins=tuple(entries))

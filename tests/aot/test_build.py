@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,9 +12,10 @@ from jax_flash.aot import build as build_module
 from jax_flash.aot.__main__ import main
 from jax_flash.aot.build import selected_variants, up_to_date
 from jax_flash.aot.inspect_cubin import inspect_cubin
+from jax_flash.aot.instruction_mix import CLASS_NAMES
 from jax_flash.spec.kernel_args import kernel_arguments
 from jax_flash.spec.launch_plan import launch_plan
-from jax_flash.spec.manifest import check_cubin, read_manifest
+from jax_flash.spec.manifest import check_cubin, read_manifest, write_manifest
 from jax_flash.spec.variant import KernelVariant
 
 NAME = "finish_dq_f16_d128"
@@ -49,6 +51,9 @@ def test_one_kernel_was_built_and_described(built: Path):
     assert entry.grid == tuple((factor.value, factor.divisor) for factor in plan.grid)
     assert entry.resident_up_to == plan.resident_up_to
     assert entry.spill_bytes == 0
+    assert entry.instructions["float"] > 0
+    assert entry.instructions.keys() <= set(CLASS_NAMES)
+    assert not {"tensor_core", "exp2", "local_memory"} & entry.instructions.keys()
     assert "nvidia-cutlass-dsl 4.8.1" in entry.toolchain
     names = sorted(path.name for path in built.rglob("*") if path.is_file())
     assert names == [f"{NAME}.cubin", f"{NAME}.ptx", "manifest.json"]
@@ -68,6 +73,17 @@ def test_a_second_build_does_nothing(directory: Path, monkeypatch: pytest.Monkey
     before = {path: path.stat().st_mtime_ns for path in directory.rglob("*.cubin")}
     assert main(["build", "--only", NAME, "--directory", str(directory)]) == 0
     assert {path: path.stat().st_mtime_ns for path in directory.rglob("*.cubin")} == before
+
+
+def test_instructions_that_an_older_build_did_not_count_are_counted_without_compiling(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(build_module, "ProcessPoolExecutor", None)  # would fail if it were used
+    manifest = read_manifest(directory)
+    (entry,) = manifest.cubins
+    write_manifest(replace(manifest, cubins=(replace(entry, instructions={}),)), directory)
+    assert main(["build", "--only", NAME, "--directory", str(directory)]) == 0
+    assert read_manifest(directory) == manifest
 
 
 def test_a_corrupt_cubin_is_built_again(directory: Path):

@@ -76,7 +76,13 @@ def test_a_kernel_of_another_name(monkeypatch: pytest.MonkeyPatch):
         compile_to(monkeypatch, PTX.replace(SYMBOL, "other"))
 
 
-RESOURCES = CubinResources(symbol=SYMBOL, registers=40, spill_bytes=0, matmuls_serialised=False)
+RESOURCES = CubinResources(
+    symbol=SYMBOL,
+    registers=40,
+    spill_bytes=0,
+    matmuls_serialised=False,
+    instructions={"float": 1},
+)
 
 
 def build_with(monkeypatch: pytest.MonkeyPatch, directory: Path, resources: CubinResources) -> None:

@@ -38,6 +38,7 @@ ENTRY = CubinEntry(
     tile={"tile_q": 128},
     toolchain="compiler 1",
     source_hash="0123",
+    instructions={"tensor_core": 32, "float": 700},
 )
 
 
@@ -94,6 +95,14 @@ def test_rows_with_other_fields_are_refused(directory: Path):
     rewrite(directory, cubins=[row | {"colour": "red"}])
     with pytest.raises(ManifestError, match=r"lacks \['threads'\] or has unknown \['colour'\]"):
         read_manifest(directory)
+
+
+def test_rows_of_builds_that_did_not_count_instructions_can_be_read(directory: Path):
+    path = directory / MANIFEST_NAME
+    (row,) = json.loads(path.read_text())["cubins"]
+    del row["instructions"]
+    rewrite(directory, cubins=[row])
+    assert read_manifest(directory).cubins == (replace(ENTRY, instructions={}),)
 
 
 def test_a_corrupt_cubin_is_named_with_both_hashes(directory: Path):
