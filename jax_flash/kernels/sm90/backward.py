@@ -10,7 +10,7 @@ query head of the group, so that dK and dV are summed in registers, in a fixed o
 grouped heads::
 
     warpgroup 0   producer   one warp issues TMA:  K, V (once), then Q, lse and dO, delta tiles
-                  reduce     one warp adds dQ parts to global memory; in turns when deterministic
+                  reduce     adds dQ parts to global memory; two warps, in turns, when deterministic
     warpgroup 1   consumer   keys  0..63    S^T = K Q^T   dP^T = V dO^T   dV += P^T dO
     warpgroup 2   consumer   keys 64..127   dK += dS^T Q  dS -> shared memory, then dQ part = dS K
                                             over all keys of the block -> shared memory
@@ -39,7 +39,7 @@ from jax_flash.kernels.shared.visibility import (
 from jax_flash.kernels.sm90 import dq_accumulator, pipelines, wgmma
 from jax_flash.kernels.sm90.backward_compute import compute
 from jax_flash.kernels.sm90.backward_load import load
-from jax_flash.kernels.sm90.backward_reduce import reduce
+from jax_flash.kernels.sm90.backward_reduce import reduce, reduce_warps
 from jax_flash.kernels.sm90.tma import TmaOperand, tma_atom
 from jax_flash.kernels.sm90.warp_schedule import REGISTERS, WARPGROUP_THREADS, WARPGROUP_WARPS
 from jax_flash.spec.launch_plan import launch_plan
@@ -67,7 +67,7 @@ class BackwardContext(NamedTuple):
     dq_accumulator: cute.Pointer
     dq_semaphores: cute.Pointer
     dq_shared: cute.Pointer
-    dq_full_barrier: cute.Pointer
+    dq_full_barriers: cute.Pointer
     dq_empty_barrier: cute.Pointer
     descending: bool
     key_barriers: cute.Pointer
@@ -94,6 +94,11 @@ class BackwardContext(NamedTuple):
     def num_consumers(self) -> int:
         """Consumer warpgroups."""
         return self.tile.num_consumer_warpgroups
+
+    @property
+    def reduce_warps(self) -> int:
+        """Warps that add parts of dQ in turns."""
+        return reduce_warps(self.deterministic)
 
     @property
     def tile_kv(self) -> int:
@@ -239,6 +244,7 @@ class BackwardKernel:
     ):
         """Sets up shared memory and barriers, then splits into roles."""
         tile, consumers = self.tile, self.tile.num_consumer_warpgroups
+        warps_of_reduce = reduce_warps(self.variant.deterministic)
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         if warp == 0:
             for atom in (tma_query, tma_key, tma_value, tma_d_output, tma_d_key, tma_d_value):
@@ -263,11 +269,11 @@ class BackwardKernel:
         key_barriers = memory.allocate_array(cutlass.Int64, consumers)
         query_barriers = memory.allocate_array(cutlass.Int64, 2 * tile.num_stages)
         d_output_barriers = memory.allocate_array(cutlass.Int64, 2 * tile.num_stages)
-        dq_full_barrier = memory.allocate_array(cutlass.Int64, 1)
+        dq_full_barriers = memory.allocate_array(cutlass.Int64, warps_of_reduce)
         dq_empty_barrier = memory.allocate_array(cutlass.Int64, 1)
         if warp == 0:
             pipelines.init_barriers(key_barriers, consumers, 1)
-            pipelines.init_barriers(dq_full_barrier, 1, consumers * WARPGROUP_WARPS)
+            pipelines.init_barriers(dq_full_barriers, warps_of_reduce, consumers * WARPGROUP_WARPS)
             pipelines.init_barriers(dq_empty_barrier, 1, 1)
 
         query_operand = TmaOperand(tma_query, query_shared)
@@ -315,7 +321,7 @@ class BackwardKernel:
             dq_accumulator=dq_accumulator_pointer,
             dq_semaphores=dq_semaphores,
             dq_shared=dq_shared.iterator,
-            dq_full_barrier=dq_full_barrier,
+            dq_full_barriers=dq_full_barriers,
             dq_empty_barrier=dq_empty_barrier,
             descending=descending,
             key_barriers=key_barriers,
@@ -351,8 +357,8 @@ class BackwardKernel:
             cute.arch.setmaxregister_decrease(self.registers.producer)
             if warp == 0:
                 load(ctx, view.begin, view.end)
-            elif warp == 1:
-                reduce(ctx, view.begin, view.end)
+            elif warp <= warps_of_reduce:
+                reduce(ctx, view.begin, view.end, warp - 1)
         else:
             cute.arch.setmaxregister_increase(self.registers.consumer)
             thread, _, _ = cute.arch.thread_idx()

@@ -369,7 +369,7 @@ def pass_d_query(
     cute.arch.fence_proxy("async.shared", space="cta")
     cute.arch.sync_warp()
     with cute.arch.elect_one():
-        cute.arch.mbarrier_arrive(ctx.dq_full_barrier)
+        cute.arch.mbarrier_arrive(ctx.dq_full_barriers + phase % ctx.reduce_warps)
 
 
 @cute.jit

@@ -1,13 +1,16 @@
-"""Reduce warp of the backward kernel: adds the block's parts of dQ to the global accumulator.
+"""Reduce warps of the backward kernel: add the block's parts of dQ to the global accumulator.
 
 Blocks of different key tiles add to the same rows of dQ. The consumers leave a part in shared
-memory, and this warp has it added by one bulk reduction, so that no warp that computes waits for
+memory, and a warp has it added by one bulk reduction, so that no warp that computes waits for
 global memory::
 
-    consumers     wait for "empty", store their share, arrive on "full"
+    consumers     wait for "empty", store their share, arrive on "full" of this part's warp
     reduce warp   wait for "full" -> (when deterministic, wait for our turn) -> bulk reduction
                   -> shared memory has been read: arrive on "empty"
                   -> (when deterministic, the sums have landed: count up the semaphore)
+
+Until its sums have landed and the semaphore is counted up, a warp is busy for longer than the
+consumers need for a part. So there are two of them when deterministic, each with every second part.
 
 Float addition does not associate, so equal bits need one order of summation: for each query tile,
 the key tiles add in a fixed order, kept by a semaphore in global memory that counts how many have
@@ -21,6 +24,11 @@ from cutlass import Int32
 
 from jax_flash.kernels.shared.visibility import view_of_query_tile
 from jax_flash.kernels.sm90 import dq_accumulator
+
+
+def reduce_warps(deterministic: bool) -> int:
+    """Returns how many warps take the parts of a block in turns."""
+    return 2 if deterministic else 1
 
 
 @cute.jit
@@ -48,36 +56,37 @@ def pass_turn(semaphore: cute.Pointer):
     """Counts this block's reduction, once it has landed."""
     cute.arch.cp_async_bulk_wait_group(0, read=False)
     cute.arch.fence_proxy("async.global")
-    cute.arch.fence_acq_rel_gpu()
     cute.arch.red(semaphore, Int32(1), op="add", dtype="s32", sem="release", scope="gpu")
 
 
 @cute.jit
-def reduce(ctx: cutlass.Constexpr, begin: Int32, end: Int32):
-    """Adds the parts of one block, in the order in which the consumers visit query tiles."""
+def reduce(ctx: cutlass.Constexpr, begin: Int32, end: Int32, warp: Int32):
+    """Adds the parts of a block that are this warp's, as the consumers visit query tiles."""
     lane = cute.arch.lane_idx()
-    full, empty = ctx.dq_full_barrier, ctx.dq_empty_barrier
+    full, empty = ctx.dq_full_barriers + warp, ctx.dq_empty_barrier
     semaphores, head_tile = ctx.dq_semaphores, ctx.head_tile
     accumulator, part, tile_shape = ctx.dq_accumulator, ctx.dq_shared, ctx.tile
-    phase = Int32(0)
+    next_warp, phase = Int32(0), Int32(0)
     for member in cutlass.range(ctx.heads_per_group, unroll=1):
         head = ctx.key_head * ctx.heads_per_group + member
         for tile in cutlass.range(begin, end, unroll=1):
-            place = head_tile(head, tile)
-            turn = Int32(0)
-            if cutlass.const_expr(ctx.deterministic):
-                turn = turn_of(ctx, tile)
-            cute.arch.mbarrier_wait(full, phase)
-            # A thread waits for the bulk copies that it issued itself: always the first.
-            if lane == 0:
+            if next_warp == warp:
+                place = head_tile(head, tile)
+                turn = Int32(0)
                 if cutlass.const_expr(ctx.deterministic):
-                    wait_for_turn(semaphores + place, turn)
-                destination = dq_accumulator.tile_start(accumulator, tile_shape, place)
-                dq_accumulator.reduce_tile(destination, part, tile_shape)
-                cute.arch.cp_async_bulk_commit_group()
-                cute.arch.cp_async_bulk_wait_group(0, read=True)
-                cute.arch.mbarrier_arrive(empty)
-                if cutlass.const_expr(ctx.deterministic):
-                    pass_turn(semaphores + place)
-            cute.arch.sync_warp()
-            phase = phase ^ 1
+                    turn = turn_of(ctx, tile)
+                cute.arch.mbarrier_wait(full, phase)
+                # A thread waits for the bulk copies that it issued itself: always the first.
+                if lane == 0:
+                    if cutlass.const_expr(ctx.deterministic):
+                        wait_for_turn(semaphores + place, turn)
+                    destination = dq_accumulator.tile_start(accumulator, tile_shape, place)
+                    dq_accumulator.reduce_tile(destination, part, tile_shape)
+                    cute.arch.cp_async_bulk_commit_group()
+                    cute.arch.cp_async_bulk_wait_group(0, read=True)
+                    cute.arch.mbarrier_arrive(empty)
+                    if cutlass.const_expr(ctx.deterministic):
+                        pass_turn(semaphores + place)
+                cute.arch.sync_warp()
+                phase = phase ^ 1
+            next_warp = (next_warp + 1) % ctx.reduce_warps
