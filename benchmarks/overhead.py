@@ -1,9 +1,10 @@
-"""What a call costs beside its kernels: attention so small that little else is left.
+"""What a call costs beside its kernels, and how fast short sequences are.
 
     python -m benchmarks.overhead [--output DIRECTORY]
 
-Times compiled programs of one attention call and of many in a row, ours beside cuDNN's and beside a
-multiplication, which costs what any program does. Writes DATE_GPU_overhead.csv and .json.
+Times compiled programs of one tiny attention call and of many in a row, ours beside cuDNN's and
+beside a multiplication, which costs what any program does; and of short sequences, several calls in
+a row, so that the GPU and not Python is what takes time. Writes DATE_GPU_overhead.csv and .json.
 """
 
 from __future__ import annotations
@@ -11,10 +12,12 @@ from __future__ import annotations
 import argparse
 import csv
 import json
+import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, fields, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -31,8 +34,27 @@ from benchmarks.timing import seconds_of
 from jax_flash.testing import Case
 
 RESULTS = Path(__file__).parent / "results"
-CASE = Case(
-    name="overhead",
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subject:
+    """What is timed, and how much of it.
+
+    Attributes:
+        case: the attention call.
+        attentions: calls of it that a program has, one after the other.
+        rounds: turns of each program.
+        calls: of the program in each turn.
+    """
+
+    case: Case
+    attentions: int
+    rounds: int
+    calls: int
+
+
+TINY = Case(
+    name="tiny",
     tags=frozenset({"bench"}),
     batch=1,
     queries=128,
@@ -43,9 +65,33 @@ CASE = Case(
     value_dim=64,
     is_causal=True,
 )
+SUBJECTS = [
+    *(Subject(case=TINY, attentions=count, rounds=9, calls=160) for count in (1, 32)),
+    *(
+        Subject(
+            case=replace(
+                TINY,
+                name=f"short-{'causal' if is_causal else 'full'}-{length}-head-dim-{head_dim}",
+                batch=32,
+                queries=length,
+                keys=length,
+                heads=16,
+                key_heads=16,
+                head_dim=head_dim,
+                value_dim=head_dim,
+                is_causal=is_causal,
+            ),
+            attentions=8,
+            rounds=5,
+            calls=32,
+        )
+        for head_dim in (64, 128)
+        for is_causal in (False, True)
+        for length in (128, 256, 512)
+    ),
+]
 NAMES = ("jax_flash", "jax_flash deterministic", "cuDNN")
 MULTIPLICATION = "multiplication"
-ATTENTIONS_PER_PROGRAM = (1, 32)
 QUEUED = 16
 """Calls that are started before waiting for them; PJRT lets 32 be in flight."""
 
@@ -54,6 +100,7 @@ QUEUED = 16
 class Row:
     """One line of the CSV: a program's costs, medians over rounds, in microseconds."""
 
+    problem: str
     implementation: str
     direction: str
     attentions_per_program: int
@@ -82,31 +129,31 @@ def programs(attention: Attention, count: int) -> Iterator[tuple[str, Callable[.
     yield "forward and backward", jax.jit(both)
 
 
-def measure(attentions: Mapping[str, Attention], *, rounds: int, calls: int) -> Iterator[Row]:
-    """Times all programs of one kind in turns.
+def attention_of(name: str, case: Case) -> Attention:
+    """Returns what is timed under a name."""
+    return multiplication if name == MULTIPLICATION else IMPLEMENTATIONS[name].make(case)
 
-    Args:
-        attentions: by the name in the results.
-        rounds: turns of each program.
-        calls: of a program in each turn.
-    """
-    operands = make_operands(CASE)[:3]
-    for count in ATTENTIONS_PER_PROGRAM:
-        by_direction: dict[str, dict[str, Call]] = {}
-        for name, attention in attentions.items():
-            for direction, program in programs(attention, count):
-                # Called as users do, through `jit`.
-                by_direction.setdefault(direction, {})[name] = partial(program, *operands)
-        for direction, chosen in by_direction.items():
-            for call in chosen.values():
-                seconds_of(call, 3)  # compiles and warms up
-            starts, runs = {name: [] for name in chosen}, {name: [] for name in chosen}
-            for _ in range(rounds):
-                for name, call in chosen.items():
-                    starts[name].append(_seconds_to_start(call, calls))
-                    runs[name].append(seconds_of(call, calls))
-            for name in chosen:
-                yield _row(name, direction, count, starts[name], runs[name])
+
+def measure(subject: Subject, names: Sequence[str]) -> Iterator[Row]:
+    """Times the programs of a subject, those of one direction in turns."""
+    operands = make_operands(subject.case)[:3]
+    by_direction: dict[str, dict[str, Call]] = {}
+    for name in names:
+        attention = attention_of(name, subject.case)
+        for direction, program in programs(attention, subject.attentions):
+            # Called as users do, through `jit`.
+            by_direction.setdefault(direction, {})[name] = partial(program, *operands)
+    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:  # compiles, and warms up
+        calls = [call for chosen in by_direction.values() for call in chosen.values()]
+        list(pool.map(lambda call: seconds_of(call, 3), calls))
+    for direction, chosen in by_direction.items():
+        starts, runs = {name: [] for name in chosen}, {name: [] for name in chosen}
+        for _ in range(subject.rounds):
+            for name, call in chosen.items():
+                starts[name].append(_seconds_to_start(call, subject.calls))
+                runs[name].append(seconds_of(call, subject.calls))
+        for name in chosen:
+            yield _row(subject, name, direction, (starts[name], runs[name]))
 
 
 def _seconds_to_start(call: Call, count: int) -> float:
@@ -121,18 +168,19 @@ def _seconds_to_start(call: Call, count: int) -> float:
 
 
 def _row(
-    name: str, direction: str, count: int, starts: Sequence[float], runs: Sequence[float]
+    subject: Subject, name: str, direction: str, seconds: tuple[list[float], list[float]]
 ) -> Row:
-    start, run = float(np.median(starts)) * 1e6, float(np.median(runs)) * 1e6
+    start, run = (float(np.median(own)) * 1e6 for own in seconds)
     return Row(
+        problem=subject.case.name,
         implementation=name,
         direction=direction,
-        attentions_per_program=count,
+        attentions_per_program=subject.attentions,
         start_us=round(start, 2),
-        start_us_per_attention=round(start / count, 2),
+        start_us_per_attention=round(start / subject.attentions, 2),
         run_us=round(run, 2),
-        run_us_per_attention=round(run / count, 2),
-        rounds=len(starts),
+        run_us_per_attention=round(run / subject.attentions, 2),
+        rounds=subject.rounds,
     )
 
 
@@ -163,16 +211,17 @@ def main() -> int:
     options.output.mkdir(parents=True, exist_ok=True)
     stem = f"{datetime.now(UTC):%Y-%m-%d}_{slug(device.device_kind)}_overhead"
     path = options.output / f"{stem}.csv"
-    attentions = {name: IMPLEMENTATIONS[name].make(CASE) for name in NAMES}
     rows = []
-    for row in measure(attentions | {MULTIPLICATION: multiplication}, rounds=9, calls=160):
-        rows.append(row)
-        print(
-            f"{row.implementation:25}{row.direction:22}{row.attentions_per_program:3} a program: "
-            f"starts in {row.start_us:8.1f} us, runs in {row.run_us:8.1f} us, "
-            f"{row.run_us_per_attention:7.2f} us an attention",
-            flush=True,
-        )
+    for subject in SUBJECTS:
+        names = [*NAMES, MULTIPLICATION] if subject.case is TINY else NAMES
+        for row in measure(subject, names):
+            rows.append(row)
+            print(
+                f"{row.problem:30}{row.implementation:25}{row.direction:21}"
+                f"{row.attentions_per_program:3} a program: starts in {row.start_us:8.1f} us, "
+                f"{row.run_us_per_attention:8.2f} us an attention",
+                flush=True,
+            )
     write_csv(rows, path)
     path.with_suffix(".json").write_text(json.dumps(describe_environment(), indent=1) + "\n")
     print(f"wrote {path}")

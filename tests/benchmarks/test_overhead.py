@@ -11,13 +11,21 @@ import numpy as np
 import pytest
 
 from benchmarks import overhead
-from benchmarks.implementations import IMPLEMENTATIONS
-from benchmarks.overhead import CASE, MULTIPLICATION, measure, multiplication, programs, write_csv
+from benchmarks.overhead import (
+    MULTIPLICATION,
+    SUBJECTS,
+    TINY,
+    Subject,
+    measure,
+    multiplication,
+    programs,
+    write_csv,
+)
 from benchmarks.programs import make_operands
 
 
 def test_programs_hold_as_many_calls_as_they_say():
-    query, key, value = make_operands(CASE)[:3]
+    query, key, value = make_operands(TINY)[:3]
     by_direction = dict(programs(multiplication, 2))
     twice = multiplication(multiplication(query, key, value), key, value)
     np.testing.assert_allclose(
@@ -32,15 +40,23 @@ def test_programs_hold_as_many_calls_as_they_say():
     assert all(bool(jnp.any(gradient != 0)) for gradient in gradients)
 
 
-def test_every_program_has_a_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(overhead, "ATTENTIONS_PER_PROGRAM", (1, 2))
-    attentions = {
-        "chunked": IMPLEMENTATIONS["chunked"].make(CASE),
-        MULTIPLICATION: multiplication,
-    }
-    rows = list(measure(attentions, rounds=2, calls=2))
-    kinds = {(row.implementation, row.direction, row.attentions_per_program) for row in rows}
-    assert len(rows) == len(kinds) == 2 * 2 * 2
+def test_the_subjects_are_those_of_the_targets():
+    short = [subject.case for subject in SUBJECTS if subject.case is not TINY]
+    assert len({case.name for case in short}) == len(short) == 12
+    assert {(case.batch, case.heads) for case in short} == {(32, 16)}
+    assert {case.queries for case in short} == {128, 256, 512}
+    assert {case.head_dim for case in short} == {64, 128}
+    assert {subject.attentions for subject in SUBJECTS if subject.case is TINY} == {1, 32}
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_every_program_has_a_row(count: int, tmp_path: Path):
+    subject = Subject(case=TINY, attentions=count, rounds=2, calls=2)
+    rows = list(measure(subject, ["chunked", MULTIPLICATION]))
+    kinds = {(row.implementation, row.direction) for row in rows}
+    assert len(rows) == len(kinds) == 2 * 2
+    assert {row.attentions_per_program for row in rows} == {count}
+    assert {row.problem for row in rows} == {"tiny"}
     for row in rows:
         assert row.rounds == 2
         assert row.start_us > 0
