@@ -29,6 +29,7 @@ PER_SEQUENCE = (
 """Fields of `Semantics` whose first axis is the batch's, as `make_inputs` makes them."""
 
 ARRAY_FEATURES = ("query_offset", "query_lengths", "key_lengths", "segment_ids")
+DENSE_FEATURES = ("bias", "mask")
 AMPLITUDES = (1.0, 4.0, 16.0)
 """Factors on the query: with the larger ones a row's maximum moves often, by much."""
 
@@ -46,6 +47,7 @@ class Sizes:
         chunks: numbers of queries that a part of T may have.
         padding: positions that may be added after the last query or key.
         repeats: how often a sequence is repeated to make a grid larger.
+        array_features: of `cases.FEATURES`, without sinks: what calls of every feature may have.
     """
 
     queries: tuple[int, ...]
@@ -56,6 +58,7 @@ class Sizes:
     chunks: tuple[int, ...]
     padding: tuple[int, ...]
     repeats: int
+    array_features: tuple[str, ...] = ARRAY_FEATURES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +100,7 @@ def random_call(seed: int, sizes: Sizes) -> RandomCall:
     features = {"sinks"} if random.random() < 0.25 else set()
     window, soft_cap = (None, None), None
     if kind == "general":
-        features |= {name for name in ARRAY_FEATURES if random.random() < 0.5}
+        features |= {name for name in sizes.array_features if random.random() < 0.5}
         soft_cap = choose((None, 5.0))
     if kind == "window" or (kind == "general" and random.random() < 0.4):
         window = choose(((17, 5), (60, 0), (0, 0), (None, 9), (100, None)))
@@ -200,6 +203,10 @@ def pad(call: RandomCall, queries: int, keys: int) -> RandomCall:
         widths = [(0, 0), (0, count)] + [(0, 0)] * (array.ndim - 2)
         return np.pad(array, widths, constant_values=filling)
 
+    def wider(array: np.ndarray, filling: Any) -> np.ndarray:
+        widths = [(0, 0)] * (array.ndim - 2) + [(0, queries), (0, keys)]
+        return np.pad(array, widths, constant_values=filling)
+
     operands = {
         name: longer(getattr(call.inputs, name), queries if name in _QUERY_SIDE else keys, np.nan)
         for name in _OPERANDS
@@ -214,6 +221,8 @@ def pad(call: RandomCall, queries: int, keys: int) -> RandomCall:
         **lengths,
         **_changed(call, ("query_segment_ids",), lambda array: longer(array, queries, 0)),
         **_changed(call, ("key_segment_ids",), lambda array: longer(array, keys, 0)),
+        **_changed(call, ("bias",), lambda array: wider(array, np.nan)),
+        **_changed(call, ("mask",), lambda array: wider(array, True)),
     }
     case = replace(case, queries=case.queries + queries, keys=case.keys + keys)
     return replace(call, case=case).with_inputs(fields, **operands)

@@ -15,7 +15,13 @@ from jax_flash.reference.attention import attention_reference
 from jax_flash.reference.semantics import Semantics
 from jax_flash.testing import bit_properties
 from jax_flash.testing.bit_properties import GRADIENT_PROPERTIES, PROPERTIES, check, run
-from jax_flash.testing.random_calls import ARRAY_FEATURES, RandomCall, Sizes, random_call
+from jax_flash.testing.random_calls import (
+    ARRAY_FEATURES,
+    DENSE_FEATURES,
+    RandomCall,
+    Sizes,
+    random_call,
+)
 
 SIZES = Sizes(
     queries=(10, 14),
@@ -26,23 +32,25 @@ SIZES = Sizes(
     chunks=(1, 4),
     padding=(2, 6),
     repeats=4,
+    array_features=ARRAY_FEATURES + DENSE_FEATURES,
 )
-ALL_FEATURES = 175
-"""A seed whose call has lengths, segments and a window."""
+ALL_FEATURES = 343
+"""A seed whose call has lengths, segments, a bias, a mask and a window."""
 
 
 def test_a_seed_gives_the_same_call_and_another_seed_another() -> None:
     first, again, other = (random_call(seed, SIZES) for seed in (3, 3, 4))
     assert first.case == again.case != other.case
-    np.testing.assert_array_equal(first.inputs.query, again.inputs.query)
+    queries = [np.asarray(call.inputs.query, np.float32) for call in (first, again)]
+    np.testing.assert_array_equal(queries[0], queries[1])
 
 
 def test_calls_cover_the_features() -> None:
-    calls = [random_call(seed, SIZES) for seed in range(64)]
+    calls = [random_call(seed, SIZES) for seed in range(128)]
     cases = [call.case for call in calls]
     assert {case.dtype for case in cases} == {"bfloat16", "float16"}
     assert {(case.heads, case.key_heads) for case in cases} == set(SIZES.heads)
-    for name in (*ARRAY_FEATURES, "sinks"):
+    for name in (*SIZES.array_features, "sinks"):
         assert 3 <= sum(name in case.features for case in cases) < len(cases)
     assert 0 < sum(case.soft_cap is not None for case in cases) < len(cases)
     assert any(case.is_causal and case.window != (None, None) for case in cases)
@@ -129,5 +137,5 @@ def test_gradients_are_compared_where_a_property_holds_for_them() -> None:
 
 def test_the_features_of_that_seed() -> None:
     call: RandomCall = random_call(ALL_FEATURES, SIZES)
-    assert call.case.features >= {"key_lengths", "segment_ids"}
+    assert call.case.features >= {"key_lengths", "segment_ids", "bias", "mask"}
     assert call.case.window != (None, None)
