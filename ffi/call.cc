@@ -28,6 +28,18 @@ size_t CountNames(std::string_view list) {
   return list.empty() ? 0 : 1 + std::count(list.begin(), list.end(), ',');
 }
 
+// Values that the shape of a bias or mask gives.
+struct DenseNames {
+  std::string_view operand, axes;
+  // Of its sizes; empty for those that no kernel asks for.
+  std::array<std::string_view, 4> sizes;
+};
+
+constexpr DenseNames kDenseNames[] = {
+    {"bias", "bias_axes", {"bias_batch", "bias_heads", "bias_queries", "bias_keys"}},
+    {"mask", "mask_axes", {}},
+};
+
 int64_t Leading(const Buffer& buffer) {
   int64_t product = 1;
   for (size_t i = 0; i + kTrailingDimensions < buffer.dimensions.size(); ++i) {
@@ -179,13 +191,46 @@ ffi::Error Call::AddShapeValues() {
     JAX_FLASH_RETURN_IF_ERROR(AddValue("value_head_dim", FromEnd(*value, 0)));
   }
   if (query != nullptr && key != nullptr) {
+    JAX_FLASH_RETURN_IF_ERROR(AddDenseValues(*query, *key));
     JAX_FLASH_RETURN_IF_ERROR(CheckAgreement(*query, *key, 3));
     if (FromEnd(*query, 0) != FromEnd(*key, 0)) {
       return InvalidArgument(Concat("query ", query->Shape(), " and key ", key->Shape(),
                                     " must have the same head dimension"));
     }
   }
+  if (const Buffer* rows = FindBuffer("lse_log2"); rows != nullptr && rows->dimensions.size() > 0) {
+    JAX_FLASH_RETURN_IF_ERROR(AddValue("padded_query_length", FromEnd(*rows, 0)));
+  }
   if (key != nullptr && value != nullptr) return CheckAgreement(*key, *value, 1);
+  return ffi::Error::Success();
+}
+
+// Kernels step along the axes that bias and mask have, so their sizes are checked here.
+ffi::Error Call::AddDenseValues(const Buffer& query, const Buffer& key) {
+  const int64_t full[] = {Leading(query), FromEnd(query, 1), FromEnd(query, 2), FromEnd(key, 2)};
+  for (const DenseNames& names : kDenseNames) {
+    int64_t axes = 0;
+    if (const Buffer* buffer = FindBuffer(names.operand)) {
+      if (buffer->dimensions.size() < kTrailingDimensions) {
+        return InvalidArgument(Concat(buffer->name, " has shape ", buffer->Shape(),
+                                      "; must have at least 3 dimensions: heads, queries, keys"));
+      }
+      const int64_t sizes[] = {Leading(*buffer), FromEnd(*buffer, 2), FromEnd(*buffer, 1),
+                               FromEnd(*buffer, 0)};
+      for (int axis = 0; axis < 4; ++axis) {
+        if (sizes[axis] != 1 && sizes[axis] != full[axis]) {
+          return InvalidArgument(Concat(buffer->name, " has shape ", buffer->Shape(),
+                                        "; batch, heads, queries and keys must each be 1 or ",
+                                        full[0], ", ", full[1], ", ", full[2], " and ", full[3]));
+        }
+        if (sizes[axis] != 1) axes |= int64_t{1} << axis;
+        if (!names.sizes[axis].empty()) {
+          JAX_FLASH_RETURN_IF_ERROR(AddValue(names.sizes[axis], sizes[axis]));
+        }
+      }
+    }
+    JAX_FLASH_RETURN_IF_ERROR(AddValue(names.axes, axes));
+  }
   return ffi::Error::Success();
 }
 

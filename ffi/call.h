@@ -7,7 +7,11 @@
 //   others    i32, i64 or f32: values that kernel arguments and grids may refer to.
 // An operand named query [..., T, N, D], key [..., S, K, D] or value [..., S, K, Dv] adds the
 // values that its shape gives: batch (the product of the leading dimensions), query_length (T),
-// query_heads (N), key_length (S), key_heads (K), head_dim (D) and value_head_dim (Dv).
+// query_heads (N), key_length (S), key_heads (K), head_dim (D) and value_head_dim (Dv). With query
+// and key there are also bias_axes and mask_axes: of an operand bias or mask [..., N, T, S], where
+// any dimension may be 1, bit i is set if dimension i of batch, N, T and S is not 1; 0 without the
+// operand. A bias adds bias_batch, bias_heads, bias_queries and bias_keys, its sizes, and row
+// statistics lse_log2 [..., N, T padded] add padded_query_length.
 
 #ifndef JAX_FLASH_FFI_CALL_H_
 #define JAX_FLASH_FFI_CALL_H_
@@ -74,6 +78,7 @@ class Call {
                           const ffi::Dictionary& attributes);
   ffi::Error ParseValues(const ffi::Dictionary& attributes);
   ffi::Error AddShapeValues();
+  ffi::Error AddDenseValues(const Buffer& query, const Buffer& key);
   ffi::Error CheckAgreement(const Buffer& first, const Buffer& second, size_t trailing) const;
   ffi::Error CheckEmptiness();
   ffi::Error AddBuffer(std::string_view name, const ffi::AnyBuffer& buffer);

@@ -26,7 +26,8 @@ namespace {
 constexpr int kAbiVersion = 1;
 
 // Forward and backward have a name each so that profiles and compiled programs read well.
-constexpr const char* kTargets[] = {"jax_flash_forward_v1", "jax_flash_backward_v1"};
+constexpr const char* kTargets[] = {"jax_flash_forward_v1", "jax_flash_backward_v1",
+                                    "jax_flash_backward_bias_v1"};
 
 nb::capsule Capsule(XLA_FFI_Handler* handler) {
   return nb::capsule(reinterpret_cast<void*>(handler));

@@ -25,7 +25,13 @@ from jax_flash.spec.manifest import (
     write_manifest,
 )
 from jax_flash.spec.support import variants_to_build
-from jax_flash.spec.variant import KernelRole, KernelVariant, backward_tile_of, forward_tile_of
+from jax_flash.spec.variant import (
+    KernelRole,
+    KernelVariant,
+    backward_bias_tile_of,
+    backward_tile_of,
+    forward_tile_of,
+)
 
 DEFAULT_DIRECTORY = Path(__file__).resolve().parents[1] / "cubins"
 
@@ -78,8 +84,10 @@ def build_one(variant: KernelVariant, directory: Path) -> CubinEntry:
             f"{path.with_suffix('.ptx')} to see why (usually too many registers)"
         )
     plan = launch_plan(variant)
-    is_forward = variant.role is KernelRole.FORWARD
-    tile = forward_tile_of(variant) if is_forward else backward_tile_of(variant)
+    tile_of = {
+        KernelRole.FORWARD: forward_tile_of,
+        KernelRole.BACKWARD_BIAS: backward_bias_tile_of,
+    }.get(variant.role, backward_tile_of)
     return CubinEntry(
         name=variant.name,
         file=f"{variant.name}.cubin",
@@ -94,7 +102,7 @@ def build_one(variant: KernelVariant, directory: Path) -> CubinEntry:
         shared_memory_bytes=plan.shared_memory_bytes,
         registers=resources.registers,
         spill_bytes=resources.spill_bytes,
-        tile=asdict(tile),
+        tile=asdict(tile_of(variant)),
         toolchain=toolchain(),
         source_hash=source_hash(variant),
         instructions=resources.instructions,

@@ -23,6 +23,7 @@ _TYPES = {
     "f16": cutlass.Float16,
     "f32": cutlass.Float32,
     "s32": cutlass.Int32,
+    "pred": cutlass.Uint8,  # a byte, as XLA stores it
 }
 
 _ADDRESS = 1 << 10  # any aligned address: compilation looks at the type alone

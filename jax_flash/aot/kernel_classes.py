@@ -24,4 +24,7 @@ KERNEL_CLASSES = {
     KernelRole.FINISH_DQ: KernelClass(
         module="jax_flash.kernels.sm90.finish_dq", name="FinishDqKernel"
     ),
+    KernelRole.BACKWARD_BIAS: KernelClass(
+        module="jax_flash.kernels.sm90.backward_bias", name="BackwardBiasKernel"
+    ),
 }

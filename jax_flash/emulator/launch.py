@@ -24,7 +24,7 @@ from jax_flash.emulator.statistics import Statistics
 from jax_flash.emulator.syntax import Module
 from jax_flash.emulator.tensor_map import TensorMap
 from jax_flash.spec.band_mask import Band
-from jax_flash.spec.buffers import Buffer
+from jax_flash.spec.buffers import Buffer, dense_axes
 from jax_flash.spec.kernel_args import (
     KernelArgument,
     PointerArgument,
@@ -38,7 +38,11 @@ from jax_flash.spec.manifest import CubinEntry, read_manifest
 from jax_flash.spec.variant import DType, KernelVariant
 
 ELEMENT_TYPES = {DType.BF16: np.dtype(ml_dtypes.bfloat16), DType.F16: np.dtype(np.float16)}
-_DTYPES = {"float32": np.dtype(np.float32), "int32": np.dtype(np.int32)}
+_DTYPES = {
+    "float32": np.dtype(np.float32),
+    "int32": np.dtype(np.int32),
+    "bool": np.dtype(np.bool_),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,10 +205,26 @@ def call_values(
         "padded_head_dim": operation.padded_head_dim,
         "scale": float(np.float32(scale)),
         "scale_log2": float(np.float32(scale * math.log2(math.e))),
+        "inverse_scale": float(np.float32(1 / scale)),
         "soft_cap": float(np.float32(soft_cap)),
         "band_lower": _bound(band.lower),
         "band_upper": _bound(band.upper),
+        **_values_of_optional_operands(call),
     }
+
+
+def _values_of_optional_operands(call: CallMemory) -> dict[str, int]:
+    """Returns what the shapes of bias, mask and row statistics say, as ffi/call.cc does."""
+    values = {}
+    for name in ("bias", "mask"):
+        *leading, heads, queries, keys = call.shapes.get(name, (1, 1, 1))
+        sizes = (math.prod(leading), heads, queries, keys)
+        values[f"{name}_axes"] = dense_axes(sizes)
+        for axis, size in zip(("batch", "heads", "queries", "keys"), sizes, strict=True):
+            values[f"{name}_{axis}"] = size
+    if "lse_log2" in call.shapes:
+        values["padded_query_length"] = call.shapes["lse_log2"][-1]
+    return values
 
 
 def _bound(bound: int | None) -> int:
@@ -300,6 +320,8 @@ def run_operation(
     leading = call.shapes["query"][:-3]
     for buffer in operation.results:
         shape = (*leading, *(int(values[axis]) for axis in buffer.axes))
+        if buffer.like:
+            shape = call.shapes[buffer.like]
         call.add(buffer.name, shape, _DTYPES.get(buffer.dtype, element))
     statistics = {}
     for variant in operation.kernels:

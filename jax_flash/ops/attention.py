@@ -17,6 +17,12 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
 from jax_flash.ops.arguments import Call
+from jax_flash.ops.dense import (
+    DENSE_NAMES,
+    bias_gradient_shape,
+    dense_operands,
+    sum_to_shape,
+)
 from jax_flash.ops.dispatch import KernelCall, Route
 from jax_flash.ops.emulation import emulate_operation
 from jax_flash.ops.explicit_sharding import on_each_device, on_each_part
@@ -191,7 +197,14 @@ def _backward(
     wanted = ["d_query", "d_key", "d_value"]
     wanted += [f"d_{name}" for name in ("bias", "sinks") if getattr(semantics, name) is not None]
 
+    def whole_bias(named: _Named, bias: jax.Array) -> jax.Array:
+        leading = named["query"].shape[:-3]
+        mapped = len(leading) - (query.ndim - 3)
+        return jnp.broadcast_to(bias, bias_gradient_shape(bias.shape, leading, mapped))
+
     def plain(named: _Named, semantics: Semantics) -> _Named:
+        if semantics.bias is not None:
+            semantics = replace(semantics, bias=whole_bias(named, semantics.bias))
         gradients = chunked_backward(
             named["query"],
             named["key"],
@@ -207,6 +220,11 @@ def _backward(
         buffers = _run(call.backward, call, named, route)
         if "sinks" in named:
             buffers["d_sinks"] = _sinks_gradient(named["sinks"], buffers)
+        if call.backward_bias is not None:
+            bias = whole_bias(named, named["bias"])
+            operands = {**buffers, **named, "bias": bias}
+            results = _run(call.backward_bias, call, operands, route)
+            buffers["d_bias"] = sum_to_shape(results["d_bias"], bias.shape)
         return buffers
 
     if route.kernels is not None and route.kernels.backward is None:
@@ -217,11 +235,14 @@ def _backward(
         # Kernels have one for each batch element.
         d_sinks = jnp.sum(d_sinks, axis=tuple(range(d_sinks.ndim - semantics.sinks.ndim)))
         d_sinks = d_sinks.astype(semantics.sinks.dtype)
+    d_bias = gradients.get("d_bias")
+    if d_bias is not None and semantics.bias is not None:
+        d_bias = d_bias.reshape(semantics.bias.shape).astype(semantics.bias.dtype)
     return Gradients(
         query=gradients["d_query"],
         key=gradients["d_key"],
         value=gradients["d_value"],
-        bias=gradients.get("d_bias"),
+        bias=d_bias,
         sinks=d_sinks,
     )
 
@@ -277,10 +298,17 @@ def _on_route(
             return _Named(zip(wanted, run_pass(*(part[name] for name in named)), strict=True))
 
         of_arrays = _Named(zip(named, arrays, strict=True))
-        results = on_each_part(on_part, of_arrays, wanted)
+        bias_shape = ()
+        if "d_bias" in wanted:
+            leading = of_arrays["query"].shape[:-3]
+            mapped = len(leading) - (inputs["query"].ndim - 3)
+            bias_shape = bias_gradient_shape(of_arrays["bias"].shape, leading, mapped)
+        results = on_each_part(on_part, of_arrays, wanted, bias_shape)
         return tuple(results[name] for name in wanted)
 
-    run = batch_as_leading_dimension(run_parts)
+    run = batch_as_leading_dimension(
+        run_parts, [index for index, name in enumerate(named) if name in DENSE_NAMES]
+    )
     return _Named(zip(wanted, run(*named.values()), strict=True))
 
 
@@ -303,6 +331,7 @@ def _without_kernels(route: Route, head_dim: int, value_head_dim: int) -> Route:
 def _run(operation: Operation, call: KernelCall, named: _Named, route: Route) -> _Named:
     if "query_segment_ids" in named:
         named = named | segment_operands(operation, named)
+    named = named | dense_operands(named)
     run_operation = emulate_operation if route.emulated else call_operation
     return run_operation(
         operation, call, _Named((name, named[name]) for name in operation.operand_names)
@@ -310,7 +339,10 @@ def _run(operation: Operation, call: KernelCall, named: _Named, route: Route) ->
 
 
 def _operands_of(semantics: Semantics, leading: tuple[Any, ...]) -> _Named:
-    """Returns the arrays of the semantics that kernels take, with all leading dimensions."""
+    """Returns the arrays of the semantics that kernels take, with all leading dimensions.
+
+    Those of bias and mask may be 1, as may their other dimensions.
+    """
     named = _Named()
     aligned = align_leading_dimensions(semantics, len(leading))
     for operand in (*OPTIONAL_OPERANDS.values(), *SEGMENT_IDS):
@@ -318,7 +350,9 @@ def _operands_of(semantics: Semantics, leading: tuple[Any, ...]) -> _Named:
         if array is not None:
             trailing = array.shape[array.ndim - len(operand.axes) :]
             array = array.astype(operand.dtype)
-            named[operand.name] = jnp.broadcast_to(array, (*leading, *trailing))
+            if not operand.broadcast:
+                array = jnp.broadcast_to(array, (*leading, *trailing))
+            named[operand.name] = array
     if "query_offset" in named:
         # No position is as large, and sums with positions and bounds fit int32.
         named["query_offset"] = jnp.clip(named["query_offset"], -_OFFSET_LIMIT, _OFFSET_LIMIT)

@@ -121,6 +121,14 @@ class DevicePlan:
             entries.append(None if is_one or not split else split)
         return PartitionSpec(*entries)
 
+    def axes_without(self, spec: PartitionSpec) -> MeshAxes:
+        """Returns the mesh axes that the call is split over, and an array with `spec` is not.
+
+        A gradient with `spec` is summed over them.
+        """
+        used = {name for axes in mesh_axes(spec, len(spec)) for name in axes}
+        return tuple(sorted(self.mesh_axes - used))
+
     def _parts_over(self, axes: MeshAxes) -> int:
         return math.prod(self.mesh_sizes[name] for name in axes)
 
@@ -154,6 +162,7 @@ def run_on_part(
     plan: DevicePlan,
     function: Callable[[Mapping[str, jax.Array]], dict[str, jax.Array]],
     operands: Mapping[str, jax.Array],
+    sum_bias_over: MeshAxes = (),
 ) -> dict[str, jax.Array]:
     """Runs `function` on a device's part of a call, where the plan's mesh axes have names.
 
@@ -161,14 +170,15 @@ def run_on_part(
         plan: how the call is cut up.
         function: takes and returns arrays by name.
         operands: the device's parts: of key and value all heads, if the devices share them.
+        sum_bias_over: mesh axes over which the devices share elements of a bias.
 
     Returns:
-        What `function` returns; gradients of shared heads are summed over the devices in float32.
+        What `function` returns; gradients of what devices share are summed over them in float32.
     """
     if plan.key_heads_are_split:
-        return function(operands)
+        return _with_shared_bias(function(operands), sum_bias_over)
     own = {name: plan.take_key_heads(operands[name]) for name in ("key", "value")}
-    results = function({**operands, **own})
+    results = _with_shared_bias(function({**operands, **own}), sum_bias_over)
     shared = {
         name: plan.give_key_heads(results[name], jnp.float32)
         for name in ("d_key", "d_value")
@@ -176,6 +186,12 @@ def run_on_part(
     }
     totals = jax.lax.psum(shared, plan.head_axes)
     return results | {name: x.astype(operands["key"].dtype) for name, x in totals.items()}
+
+
+def _with_shared_bias(results: dict[str, jax.Array], axes: MeshAxes) -> dict[str, jax.Array]:
+    if not axes or "d_bias" not in results:
+        return results
+    return results | {"d_bias": jax.lax.psum(results["d_bias"], axes)}
 
 
 def plan_devices(

@@ -13,10 +13,16 @@ from jax_flash.ops import registration
 from jax_flash.ops.arguments import Call
 from jax_flash.spec.arch import Arch, arch_of_compute_capability
 from jax_flash.spec.band_mask import Band, band_of, kernel_band, with_both_bounds
-from jax_flash.spec.launch_plan import Operation, backward_operation, forward_operation
+from jax_flash.spec.launch_plan import (
+    Operation,
+    backward_bias_operation,
+    backward_operation,
+    forward_operation,
+)
 from jax_flash.spec.problem import GENERAL_FEATURES, AttentionProblem, Feature
 from jax_flash.spec.support import (
     KERNEL_DTYPES,
+    backward_bias_tile_dims,
     backward_tile_dims,
     forward_tile_dims,
     reasons_unsupported,
@@ -33,6 +39,8 @@ class KernelCall:
     forward: Operation
     backward: Operation | None
     """None where only the forward pass has kernels: gradients are then plain JAX's."""
+    backward_bias: Operation | None = None
+    """The bias's gradient; None for a call without a bias."""
     scale: float
     soft_cap: float = 0.0
     """Bound of the logits; 0 for none."""
@@ -41,8 +49,8 @@ class KernelCall:
     @property
     def variants(self) -> tuple[KernelVariant, ...]:
         """Every kernel, in launch order."""
-        backward = () if self.backward is None else self.backward.kernels
-        return *self.forward.kernels, *backward
+        operations = (self.forward, self.backward, self.backward_bias)
+        return tuple(kernel for one in operations if one is not None for kernel in one.kernels)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -266,7 +274,7 @@ def _kernel_call(call: Call, problem: AttentionProblem, arch: Arch) -> KernelCal
     forward_dims = forward_tile_dims(problem, arch)
     backward_dims = backward_tile_dims(problem, arch)
     assert forward_dims is not None, "reasons_unsupported has checked the head dimensions"
-    backward = None
+    backward = backward_bias = None
     if backward_dims is not None:
         backward = backward_operation(
             arch,
@@ -276,9 +284,13 @@ def _kernel_call(call: Call, problem: AttentionProblem, arch: Arch) -> KernelCal
             problem.features,
             deterministic=problem.deterministic_bwd,
         )
+    bias_dims = backward_bias_tile_dims(problem, arch)
+    if backward is not None and bias_dims is not None and Feature.BIAS in problem.features:
+        backward_bias = backward_bias_operation(arch, dtype, bias_dims, problem.features)
     return KernelCall(
         forward=forward_operation(arch, dtype, forward_dims, band.mask, problem.features),
         backward=backward,
+        backward_bias=backward_bias,
         scale=call.semantics.scale,
         soft_cap=call.semantics.soft_cap or 0.0,
         band=band,

@@ -23,7 +23,7 @@ from jax_flash.ops.device_plan import (
     run_on_part,
 )
 from jax_flash.reference.semantics import Semantics
-from jax_flash.spec.buffers import INPUTS, RESULTS
+from jax_flash.spec.buffers import DENSE_AXES, INPUTS, RESULTS
 
 _AXES = {
     **{buffer.name: buffer.axes for buffer in (*INPUTS, *RESULTS)},
@@ -33,8 +33,9 @@ _AXES = {
     "key_lengths": (),
     "query_segment_ids": ("query_length",),
     "key_segment_ids": ("key_length",),
-    "bias": ("query_heads", "query_length", "key_length"),
-    "mask": ("query_heads", "query_length", "key_length"),
+    "bias": DENSE_AXES,
+    "mask": DENSE_AXES,
+    "d_bias": DENSE_AXES,
     "sinks": ("query_heads",),
     "d_sinks": ("query_heads",),
 }
@@ -99,6 +100,7 @@ def on_each_part(
     function: Callable[[Mapping[str, jax.Array]], dict[str, jax.Array]],
     arrays: Mapping[str, jax.Array],
     wanted: tuple[str, ...],
+    bias_shape: tuple[Any, ...] = (),
 ) -> dict[str, jax.Array]:
     """Runs one pass on each device's part, where `on_each_device` has left Explicit axes.
 
@@ -108,6 +110,7 @@ def on_each_part(
         function: the pass; takes and returns arrays by name.
         arrays: with equal leading dimensions.
         wanted: names of the results, which have those leading dimensions, too.
+        bias_shape: of the gradient of a bias, if that is wanted; its dimensions may be 1.
 
     Returns:
         The wanted results.
@@ -119,22 +122,25 @@ def on_each_part(
     leading = query.ndim - 3
     axes = {name: named_axes(leading, _AXES[name], x.ndim) for name, x in arrays.items()}
     plan = explicit_plan(arrays, axes)
-
-    def run(parts: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
-        results = function(parts) if plan is None else run_on_part(plan, function, parts)
-        return {name: results[name] for name in wanted}
-
     if plan is None:
-        return run(arrays)
+        return function(arrays)
     sizes = dict(zip(axes["query"], query.shape, strict=True))
     sizes |= dict(zip(axes["value"], value.shape, strict=True))
 
     def spec_of_result(name: str) -> PartitionSpec:
         result = named_axes(leading, _AXES[name], leading + len(_AXES[name]))
+        if name == "d_bias":
+            return plan.spec(result, bias_shape)
         return plan.spec(result, tuple(sizes[axis] for axis in result))
 
     specs = {name: plan.spec(axes[name], x.shape) for name, x in arrays.items()}
     out_specs = {name: spec_of_result(name) for name in wanted}
+
+    def run(parts: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
+        shared = plan.axes_without(out_specs["d_bias"]) if "d_bias" in wanted else ()
+        results = run_on_part(plan, function, parts, shared)
+        return {name: results[name] for name in wanted}
+
     return shard_map_of_plan(plan, run, arrays, specs, out_specs)
 
 

@@ -7,7 +7,11 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from jax.export import DisabledSafetyCheck
 
-FFI_TARGETS = ("jax_flash_forward_v1", "jax_flash_backward_v1")
+FFI_TARGETS = (
+    "jax_flash_forward_v1",
+    "jax_flash_backward_v1",
+    "jax_flash_backward_bias_v1",
+)
 """Targets that programs may name: every one that an exported program may ask for."""
 
 

@@ -59,6 +59,7 @@ def call_attributes(operation: Operation, call: KernelCall) -> dict[str, Any]:
         "results": ",".join(buffer.name for buffer in operation.results),
         "scale": np.float32(call.scale),
         "scale_log2": np.float32(call.scale * math.log2(math.e)),
+        "inverse_scale": np.float32(1 / call.scale),
         "soft_cap": np.float32(call.soft_cap),
         "band_lower": _bound(call.band.lower),
         "band_upper": _bound(call.band.upper),
@@ -68,7 +69,9 @@ def call_attributes(operation: Operation, call: KernelCall) -> dict[str, Any]:
 def buffer_shape(
     buffer: Buffer, operation: Operation, shapes: Mapping[str, tuple[Any, ...]]
 ) -> tuple[Any, ...]:
-    """Returns the shape of a result buffer from the shapes of query, key and value."""
+    """Returns the shape of a result buffer from the shapes of the operands."""
+    if buffer.like:
+        return shapes[buffer.like]
     leading, sizes = shapes["query"][:-3], _axis_sizes(operation, shapes)
     return (*leading, *(sizes[axis] for axis in buffer.axes))
 
@@ -78,7 +81,7 @@ def workspace_bytes(operation: Operation, shapes: Mapping[str, tuple[Any, ...]])
 
     An integer, or an expression of the symbolic dimensions in the shapes.
     """
-    wanted = ("output", "lse", "d_query", "d_key", "d_value")
+    wanted = ("output", "lse", "d_query", "d_key", "d_value", "d_bias")
     workspaces = [buffer for buffer in operation.results if buffer.name not in wanted]
     return sum(
         math.prod(buffer_shape(buffer, operation, shapes))
@@ -140,6 +143,8 @@ def _partition(buffer: Buffer, types: Mapping[str, Any]) -> PartitionSpec:
         given = tuple(types[name].sharding.spec)
         return given + (None,) * (types[name].ndim - len(given))
 
+    if buffer.like:
+        return PartitionSpec(*spec(buffer.like))
     query, value = spec("query"), spec("value")
     axes = {
         "query_length": query[-3],

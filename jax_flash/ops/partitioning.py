@@ -23,6 +23,7 @@ from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 from jax_flash.ops.device_plan import (
     DevicePlan,
+    MeshAxes,
     ShardedOperand,
     is_splittable,
     mesh_axes,
@@ -34,8 +35,8 @@ from jax_flash.ops.dispatch import KernelCall
 from jax_flash.ops.ffi_calls import buffer_shape, call_handler
 from jax_flash.spec.launch_plan import Buffer, Operation
 
-_OF_RESULTS = ("output", "lse", "d_output", "d_lse")
-"""Operands of the backward pass that are results of the forward pass, or their cotangents."""
+_OF_RESULTS = ("output", "lse", "d_output", "d_lse", "lse_log2", "delta")
+"""Operands that are results of another operation, or their cotangents."""
 _RESHARD = (
     "jax.lax.with_sharding_constraint(array, NamedSharding(mesh, PartitionSpec(batch, None, heads, "
     "None)))"
@@ -83,28 +84,38 @@ def _partitioned_call(operation: Operation, call: KernelCall, leading: int) -> A
             call_handler(operation, call, dict(zip(names, operands, strict=True))).values()
         )
 
-    def run_part(plan: DevicePlan | None, *parts: jax.Array) -> tuple[jax.Array, ...]:
+    def run_part(
+        plan: DevicePlan | None, sum_bias_over: MeshAxes, *parts: jax.Array
+    ) -> tuple[jax.Array, ...]:
         # XLA may ask while the caller's mesh is in use; a device's part is no array on that mesh.
         with jax.sharding.use_abstract_mesh(AbstractMesh((), ())):
             if plan is None:
                 return run(*parts)
             named = dict(zip(names, parts, strict=True))
             handler = functools.partial(call_handler, operation, call)
-            return tuple(run_on_part(plan, handler, named).values())
+            return tuple(run_on_part(plan, handler, named, sum_bias_over).values())
 
     def partition(mesh: Any, operands: Any, results: Any) -> Any:
         if not all(isinstance(info.sharding, NamedSharding) for info in operands):
             _check_unnamed_parts(operation, leading, operands, results)
             shardings = [tuple(info.sharding for info in infos) for infos in (results, operands)]
-            return mesh, functools.partial(run_part, None), *shardings
+            return mesh, functools.partial(run_part, None, ()), *shardings
         plan = _automatic_plan(operation, leading, mesh, operands)
         axes = _operand_axes(operation, leading)
         shapes = {name: info.shape for name, info in zip(names, operands, strict=True)}
         specs = [plan.spec(axes[name], shapes[name]) for name in names]
         result_specs = [_result_spec(plan, operation, b, shapes) for b in operation.results]
+        sum_bias_over = next(
+            (
+                plan.axes_without(spec)
+                for buffer, spec in zip(operation.results, result_specs, strict=True)
+                if buffer.like
+            ),
+            (),
+        )
         return (
             mesh,
-            functools.partial(run_part, plan),
+            functools.partial(run_part, plan, sum_bias_over),
             tuple(NamedSharding(mesh, spec) for spec in result_specs),
             tuple(NamedSharding(mesh, spec) for spec in specs),
         )
@@ -149,6 +160,8 @@ def _check_unnamed_parts(operation: Operation, leading: int, operands: Any, resu
         axes = named_axes(leading, buffer.axes, len(info.shape))
         here = info.sharding.shard_shape(info.shape)
         for axis, size, part in zip(axes, info.shape, here, strict=True):
+            if buffer.broadcast and size == 1:
+                continue
             name = "query_heads" if axis == "key_heads" else axis
             parts.setdefault(name, set()).add(size // part)
     query, key, value = operands[:3]
@@ -190,8 +203,19 @@ def _sharding_rule(operation: Operation, leading: int, operand_types: Any) -> Sd
         return name
 
     def mapping(buffer: Buffer, kind: str) -> ArrayMapping:
-        rank = leading + len(buffer.axes)
-        return ArrayMapping(*(factor(kind, a) for a in named_axes(leading, buffer.axes, rank)))
+        axes = named_axes(leading, buffer.axes, leading + len(buffer.axes))
+        if not buffer.broadcast:
+            return ArrayMapping(*(factor(kind, axis) for axis in axes))
+        shape = types[buffer.like or buffer.name].shape
+        # An axis of size 1 is none of those that others have.
+        return ArrayMapping(
+            *(
+                factor("result", f"{buffer.name}_{axis}_of_one")
+                if size == 1
+                else factor(kind, axis)
+                for axis, size in zip(axes, shape, strict=True)
+            )
+        )
 
     return SdyShardingRule(
         tuple(

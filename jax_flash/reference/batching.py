@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import jax
@@ -11,7 +11,7 @@ from jax.custom_batching import custom_vmap
 
 
 def batch_as_leading_dimension(
-    function: Callable[..., tuple[jax.Array, ...]],
+    function: Callable[..., tuple[jax.Array, ...]], may_be_one: Collection[int] = ()
 ) -> Callable[..., tuple[jax.Array, ...]]:
     """Makes `jax.vmap` add a leading dimension to every argument and result.
 
@@ -20,6 +20,8 @@ def batch_as_leading_dimension(
 
     Args:
         function: takes arrays with any number of leading dimensions, and returns a tuple of such.
+        may_be_one: positions of arguments that are not broadcast: where they are not mapped, they
+            get a dimension of size 1.
 
     Returns:
         The function with that batching rule, also for nested vmaps.
@@ -29,8 +31,12 @@ def batch_as_leading_dimension(
     @batched.def_vmap
     def _(axis_size: int, in_batched: list[bool], *operands: jax.Array) -> tuple[Any, Any]:
         stacked = [
-            operand if is_batched else jnp.broadcast_to(operand, (axis_size, *operand.shape))
-            for operand, is_batched in zip(operands, in_batched, strict=True)
+            operand
+            if is_batched
+            else jnp.broadcast_to(
+                operand, (1 if position in may_be_one else axis_size, *operand.shape)
+            )
+            for position, (operand, is_batched) in enumerate(zip(operands, in_batched, strict=True))
         ]
         results = batched(*stacked)
         return results, tuple(True for _ in results)

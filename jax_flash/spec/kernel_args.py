@@ -7,10 +7,21 @@ anything here means raising :data:`ABI_VERSION`.
 
 from dataclasses import dataclass
 
-from jax_flash.spec.buffers import OPTIONAL_OPERANDS, SEGMENT_OPERANDS, SEQUENCE_FEATURES
+from jax_flash.spec.buffers import (
+    DENSE_FEATURES,
+    OPTIONAL_OPERANDS,
+    SEGMENT_OPERANDS,
+    SEQUENCE_FEATURES,
+)
 from jax_flash.spec.problem import Feature
 from jax_flash.spec.tile import WARPGROUP_ROWS
-from jax_flash.spec.variant import KernelRole, KernelVariant, backward_tile_of, forward_tile_of
+from jax_flash.spec.variant import (
+    KernelRole,
+    KernelVariant,
+    backward_bias_tile_of,
+    backward_tile_of,
+    forward_tile_of,
+)
 
 ABI_VERSION = 1
 """Version of the meaning of a manifest row; the extension refuses any other."""
@@ -90,7 +101,7 @@ _BAND = (ScalarArgument(name="band_lower"), ScalarArgument(name="band_upper"))
 
 def _optional(feature: Feature) -> PointerArgument:
     operand = OPTIONAL_OPERANDS[feature]
-    dtype = {"int32": "s32", "float32": "f32"}[operand.dtype]
+    dtype = {"int32": "s32", "float32": "f32", "bool": "pred"}[operand.dtype]
     return PointerArgument(operand=operand.name, dtype=dtype, optional=True)
 
 
@@ -103,6 +114,11 @@ _GENERAL = (
         for operand in SEGMENT_OPERANDS
     ),
     ScalarArgument(name="soft_cap", dtype="float32"),
+    *(_optional(feature) for feature in DENSE_FEATURES),
+    # Which axes they have (`buffers.dense_axes`), from their shapes; 0 where a call lacks them.
+    ScalarArgument(name="bias_axes"),
+    ScalarArgument(name="mask_axes"),
+    ScalarArgument(name="inverse_scale", dtype="float32"),
 )
 
 
@@ -180,11 +196,33 @@ def _finish_dq_arguments(variant: KernelVariant) -> tuple[KernelArgument, ...]:
     )
 
 
+def _backward_bias_arguments(variant: KernelVariant) -> tuple[KernelArgument, ...]:
+    tile = backward_bias_tile_of(variant)
+    dtype = variant.dtype.value
+    return (
+        _map("query", dtype, WARPGROUP_ROWS),
+        _map("key", dtype, tile.tile_kv),
+        _map("value", dtype, tile.tile_kv),
+        _map("d_output", dtype, WARPGROUP_ROWS),
+        PointerArgument(operand="lse_log2", dtype="f32"),
+        PointerArgument(operand="delta", dtype="f32"),
+        PointerArgument(operand="d_bias", dtype="f32"),
+        *_SEQUENCES,
+        *_GENERAL,
+        ScalarArgument(name="scale_log2", dtype="float32"),
+        *_LENGTHS_AND_HEADS,
+        *_BAND,
+        ScalarArgument(name="batch"),
+        ScalarArgument(name="padded_query_length"),
+    )
+
+
 _ARGUMENTS = {
     KernelRole.FORWARD: _forward_arguments,
     KernelRole.ROW_STATISTICS: _row_statistics_arguments,
     KernelRole.BACKWARD: _backward_arguments,
     KernelRole.FINISH_DQ: _finish_dq_arguments,
+    KernelRole.BACKWARD_BIAS: _backward_bias_arguments,
 }
 
 

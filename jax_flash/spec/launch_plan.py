@@ -7,15 +7,18 @@ batch never meet the 65,535 limit of y and z. The first factor varies fastest.
 from dataclasses import dataclass, replace
 
 from jax_flash.spec.arch import Arch
-from jax_flash.spec.band_mask import BandMask
+from jax_flash.spec.band_mask import BOTH_BOUNDS, BandMask
 from jax_flash.spec.buffers import (
+    D_BIAS,
+    D_OUTPUT,
+    DENSE_FEATURES,
     INPUTS,
     KEY_AXES,
     OPTIONAL_OPERANDS,
-    OUTPUT_AXES,
     QUERY_AXES,
     RESULTS,
     ROW_AXES,
+    ROW_STATISTICS,
     SEGMENT_OPERANDS,
     SEQUENCE_FEATURES,
     VALUE_AXES,
@@ -27,6 +30,7 @@ from jax_flash.spec.variant import (
     DType,
     KernelRole,
     KernelVariant,
+    backward_bias_tile_of,
     backward_tile_of,
     forward_tile_of,
 )
@@ -87,6 +91,8 @@ def launch_plan(variant: KernelVariant) -> LaunchPlan:
         tiles = GridFactor(value="key_length", divisor=backward.tile_kv)
         heads = GridFactor(value="key_heads")
         threads, shared_memory_bytes = backward.threads, backward.shared_memory_bytes
+    elif variant.role is KernelRole.BACKWARD_BIAS:
+        return _backward_bias_plan(variant)
     else:
         tiles = GridFactor(value="query_length", divisor=backward_tile_of(variant).tile_q)
         threads, shared_memory_bytes = ROW_KERNEL_THREADS, 0
@@ -95,6 +101,20 @@ def launch_plan(variant: KernelVariant) -> LaunchPlan:
         shared_memory_bytes=shared_memory_bytes,
         grid=(tiles, heads, GridFactor(value="batch")),
         resident_up_to=resident_up_to,
+    )
+
+
+def _backward_bias_plan(variant: KernelVariant) -> LaunchPlan:
+    tile = backward_bias_tile_of(variant)
+    return LaunchPlan(
+        threads=tile.threads,
+        shared_memory_bytes=tile.shared_memory_bytes,
+        grid=(
+            GridFactor(value="bias_keys", divisor=tile.tile_kv),
+            GridFactor(value="bias_queries", divisor=tile.tile_q),
+            GridFactor(value="bias_heads"),
+            GridFactor(value="bias_batch"),
+        ),
     )
 
 
@@ -151,7 +171,7 @@ def forward_operation(
         kernels=(kernel,),
         operands=(
             *INPUTS,
-            *_optional_operands(features, (Feature.SINKS, *SEQUENCE_FEATURES)),
+            *_optional_operands(features, (Feature.SINKS, *SEQUENCE_FEATURES, *DENSE_FEATURES)),
         ),
         results=RESULTS,
         tile_q=tile.tile_q,
@@ -183,7 +203,6 @@ def backward_operation(
         head_dims=head_dims,
         general=tile != backward_tile(arch, head_dims),
     )
-    row_axes = ("query_heads", "padded_query_length")
     return Operation(
         target="jax_flash_backward_v1",
         kernels=(
@@ -200,19 +219,54 @@ def backward_operation(
         operands=(
             *INPUTS,
             *RESULTS,
-            Buffer(name="d_output", dtype="input", axes=OUTPUT_AXES),
+            D_OUTPUT,
             Buffer(name="d_lse", dtype="float32", axes=ROW_AXES),
-            *_optional_operands(features, SEQUENCE_FEATURES),
+            *_optional_operands(features, (*SEQUENCE_FEATURES, *DENSE_FEATURES)),
         ),
         results=(
             Buffer(name="d_query", dtype="input", axes=QUERY_AXES),
             Buffer(name="d_key", dtype="input", axes=KEY_AXES),
             Buffer(name="d_value", dtype="input", axes=VALUE_AXES),
-            Buffer(name="lse_log2", dtype="float32", axes=row_axes),
-            Buffer(name="delta", dtype="float32", axes=row_axes),
-            Buffer(name="dq_accumulator", dtype="float32", axes=(*row_axes, "padded_head_dim")),
+            *ROW_STATISTICS,
+            Buffer(
+                name="dq_accumulator",
+                dtype="float32",
+                axes=("query_heads", "padded_query_length", "padded_head_dim"),
+            ),
             Buffer(name="dq_semaphores", dtype="int32", axes=("query_heads", "query_tiles")),
         ),
+        tile_q=tile.tile_q,
+        tile_kv=tile.tile_kv,
+        padded_head_dim=head_dims[0],
+    )
+
+
+def backward_bias_operation(
+    arch: Arch, dtype: DType, head_dims: HeadDims, features: frozenset[Feature]
+) -> Operation:
+    """Returns the operation of a bias's gradient, which takes results of the backward operation.
+
+    It is one of its own, so that XLA leaves it out where nobody asks for that gradient.
+    """
+    kernel = KernelVariant(
+        role=KernelRole.BACKWARD_BIAS,
+        arch=arch,
+        dtype=dtype,
+        head_dims=head_dims,
+        band=BOTH_BOUNDS,
+        general=True,
+    )
+    tile = backward_bias_tile_of(kernel)
+    return Operation(
+        target="jax_flash_backward_bias_v1",
+        kernels=(kernel,),
+        operands=(
+            *INPUTS,
+            D_OUTPUT,
+            *ROW_STATISTICS,
+            *_optional_operands(features, (*SEQUENCE_FEATURES, *DENSE_FEATURES)),
+        ),
+        results=(D_BIAS,),
         tile_q=tile.tile_q,
         tile_kv=tile.tile_kv,
         padded_head_dim=head_dims[0],

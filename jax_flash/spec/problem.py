@@ -20,7 +20,14 @@ class Feature(Enum):
 
 
 GENERAL_FEATURES = frozenset(
-    {Feature.QUERY_LENGTHS, Feature.KEY_LENGTHS, Feature.SEGMENT_IDS, Feature.SOFT_CAP}
+    {
+        Feature.QUERY_LENGTHS,
+        Feature.KEY_LENGTHS,
+        Feature.SEGMENT_IDS,
+        Feature.SOFT_CAP,
+        Feature.BIAS,
+        Feature.MASK,
+    }
 )
 """Features that need a general kernel (``variant.KernelVariant.general``)."""
 

@@ -4,10 +4,14 @@ from itertools import product
 
 from jax_flash.spec.arch import Arch
 from jax_flash.spec.band_mask import BOTH_BOUNDS, FULL, BandMask
-from jax_flash.spec.buffers import OPTIONAL_OPERANDS
-from jax_flash.spec.launch_plan import backward_operation, forward_operation
+from jax_flash.spec.launch_plan import (
+    backward_bias_operation,
+    backward_operation,
+    forward_operation,
+)
 from jax_flash.spec.problem import GENERAL_FEATURES, AttentionProblem, Feature
 from jax_flash.spec.tile_table import (
+    BACKWARD_BIAS_TILES,
     BACKWARD_TILES,
     FORWARD_TILES,
     HeadDims,
@@ -44,6 +48,9 @@ def variants_to_build(arch: Arch | None = None) -> tuple[KernelVariant, ...]:
                     backward_operation(target, dtype, dims, *mask, deterministic=deterministic)
                     for deterministic in (False, True)
                 ]
+        for dtype, (arch_of_tile, dims) in product(DType, BACKWARD_BIAS_TILES):
+            if arch_of_tile is target:
+                operations.append(backward_bias_operation(target, dtype, dims, frozenset()))
         for operation in operations:
             variants |= {variant.name: variant for variant in operation.kernels}
     return tuple(variants[name] for name in sorted(variants))
@@ -57,6 +64,11 @@ def forward_tile_dims(problem: AttentionProblem, arch: Arch) -> HeadDims | None:
 def backward_tile_dims(problem: AttentionProblem, arch: Arch) -> HeadDims | None:
     """Returns the head dimensions of the backward kernels' tile, if there are kernels."""
     return smallest_tile_dims(BACKWARD_TILES, arch, problem.head_dims)
+
+
+def backward_bias_tile_dims(problem: AttentionProblem, arch: Arch) -> HeadDims | None:
+    """Returns the head dimensions of the tile of the bias's gradient, if there is a kernel."""
+    return smallest_tile_dims(BACKWARD_BIAS_TILES, arch, problem.head_dims)
 
 
 def _fits(head_dims: HeadDims) -> bool:
@@ -77,11 +89,6 @@ def reasons_unsupported(problem: AttentionProblem, arch: Arch) -> tuple[str, ...
             f"head dimensions D={problem.head_dim}, Dv={problem.value_head_dim} "
             "(kernels exist for multiples of 8 up to 256)"
         )
-    reasons += [
-        f"{feature.value} (no kernel implements it yet)"
-        for feature in sorted(problem.features, key=lambda feature: feature.value)
-        if feature not in OPTIONAL_OPERANDS and feature not in GENERAL_FEATURES
-    ]
     for name in ("query_length", "key_length"):
         # A symbolic length cannot be compared with 0; jax.export assumes dimensions of at least 1.
         if isinstance(length := getattr(problem, name), int) and length == 0:

@@ -130,3 +130,53 @@ class BackwardTile:
         scores = 2 * self.tile_q * self.tile_kv * _ELEMENT_BYTES
         d_queries = self.tile_q * self.head_dim * _FLOAT_BYTES
         return keys + queries + statistics + scores + d_queries + BARRIER_BYTES
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BackwardBiasTile:
+    """Tile of the sm_90a kernel of the bias's gradient: one block owns a tile of the gradient.
+
+    Each of ``num_consumer_warpgroups`` warpgroups owns 64 query rows of it. The block visits every
+    batch element, head and, where the bias has one for all of them, query or key tile that the
+    gradient is summed over.
+    """
+
+    head_dim: int
+    value_head_dim: int
+    tile_q: int
+    tile_kv: int
+    num_stages: int
+    """Stages of Q with K, and of dO with V."""
+    num_consumer_warpgroups: int
+
+    def __post_init__(self) -> None:
+        """Checks what the warpgroup matmul instructions require."""
+        _check_head_dims(self.head_dim, self.value_head_dim)
+        _check(
+            self.tile_q == WARPGROUP_ROWS * self.num_consumer_warpgroups,
+            f"tile_q={self.tile_q} is not 64 rows for each of "
+            f"{self.num_consumer_warpgroups} consumer warpgroups",
+        )
+        _check(
+            self.tile_kv % 16 == 0 and 16 <= self.tile_kv <= 128,
+            f"tile_kv={self.tile_kv} is not a multiple of 16 up to 128",
+        )
+        _check(self.num_stages >= 1, f"num_stages={self.num_stages} is not positive")
+
+    @property
+    def threads(self) -> int:
+        """Threads of one block: the consumers and one producer warpgroup."""
+        return 128 * (self.num_consumer_warpgroups + 1)
+
+    @property
+    def sum_columns(self) -> int:
+        """Floats between rows of the gradient's tile in shared memory: a row and a column are then
+        both read without bank conflicts."""
+        return self.tile_kv + 1
+
+    @property
+    def shared_memory_bytes(self) -> int:
+        """Shared memory of the stages, the gradient's tile, and the barriers."""
+        columns = self.head_dim + self.value_head_dim
+        stages = self.num_stages * (self.tile_q + self.tile_kv) * columns * _ELEMENT_BYTES
+        return stages + self.tile_q * self.sum_columns * _FLOAT_BYTES + BARRIER_BYTES

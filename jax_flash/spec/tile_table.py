@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from jax_flash.spec.arch import Arch
-from jax_flash.spec.tile import BackwardTile, ForwardTile
+from jax_flash.spec.tile import BackwardBiasTile, BackwardTile, ForwardTile
 
 # Interleaved timings on one H200 (driver 580.159, bf16, T=8192), TFLOP/s full / causal; all in
 # benchmarks/results/2026-11-29_nvidia-h200_variants.csv.
@@ -77,12 +77,38 @@ _BACKWARD_TILES = {
 }
 
 
+# S, dP and the gradient's tile are 64 queries x tile_kv each in registers.
+_BACKWARD_BIAS_TILES = {
+    Arch.SM90A: tuple(
+        BackwardBiasTile(
+            head_dim=head_dim,
+            value_head_dim=value_head_dim,
+            tile_q=128,
+            tile_kv=64,
+            num_stages=num_stages,
+            num_consumer_warpgroups=2,
+        )
+        for head_dim, value_head_dim, num_stages in (
+            (64, 64, 2),
+            (128, 128, 2),
+            (192, 128, 1),
+            (256, 256, 1),
+        )
+    ),
+}
+
+
 HeadDims = tuple[int, int]
 """``(D, Dv)``."""
 
 FORWARD_TILES = {
     (arch, (tile.head_dim, tile.value_head_dim)): tile
     for arch, tiles in _FORWARD_TILES.items()
+    for tile in tiles
+}
+BACKWARD_BIAS_TILES = {
+    (arch, (tile.head_dim, tile.value_head_dim)): tile
+    for arch, tiles in _BACKWARD_BIAS_TILES.items()
     for tile in tiles
 }
 BACKWARD_TILES = {

@@ -5,8 +5,8 @@ from enum import Enum
 
 from jax_flash.spec.arch import Arch
 from jax_flash.spec.band_mask import BOTH_BOUNDS, FULL, BandMask
-from jax_flash.spec.tile import BackwardTile, ForwardTile
-from jax_flash.spec.tile_table import backward_tile, forward_tile
+from jax_flash.spec.tile import BackwardBiasTile, BackwardTile, ForwardTile
+from jax_flash.spec.tile_table import BACKWARD_BIAS_TILES, backward_tile, forward_tile
 
 
 class KernelRole(Enum):
@@ -21,6 +21,8 @@ class KernelRole(Enum):
     """dK, dV and the float32 accumulator of dQ."""
     FINISH_DQ = "finish_dq"
     """Last step of backward: dQ from its accumulator."""
+    BACKWARD_BIAS = "backward_bias"
+    """Gradient of a dense bias, from the row statistics; always general."""
 
 
 class DType(Enum):
@@ -64,6 +66,8 @@ class KernelVariant:
             raise ValueError(f"a general kernel has both bounds, not the band {self.band.name}")
         if self.role is KernelRole.FORWARD and self.deterministic:
             raise ValueError("every forward kernel is deterministic; leave deterministic=False")
+        if self.role is KernelRole.BACKWARD_BIAS and (self.deterministic or not self.general):
+            raise ValueError("kernels of a bias's gradient are general, and all deterministic")
 
     @property
     def name(self) -> str:
@@ -90,3 +94,8 @@ def forward_tile_of(variant: KernelVariant) -> ForwardTile:
 def backward_tile_of(variant: KernelVariant) -> BackwardTile:
     """Returns the tile of a kernel of the backward operation."""
     return backward_tile(variant.arch, variant.head_dims, general=variant.general)
+
+
+def backward_bias_tile_of(variant: KernelVariant) -> BackwardBiasTile:
+    """Returns the tile of a kernel of a bias's gradient."""
+    return BACKWARD_BIAS_TILES[variant.arch, variant.head_dims]

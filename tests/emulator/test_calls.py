@@ -70,13 +70,13 @@ def test_explain_tells(emulated: Registration) -> None:
     told = jax_flash.explain(*_inputs(), implementation="emulate")
     assert told.elsewhere == told.on_cuda == "emulate"
     assert "emulated sm_90a device" in str(told) and "forward kernel" in str(told)
-    refused = jax_flash.explain(*_inputs(), implementation="emulate", bias=jnp.zeros((70, 90)))
+    refused = jax_flash.explain(*_inputs(), implementation="emulate", scale=-1.0)
     assert refused.elsewhere == "error"
 
 
 def test_what_cannot_be_emulated_is_refused(emulated: Registration, tmp_path: Path) -> None:
-    with pytest.raises(NotImplementedError, match='"emulate" cannot run this call: a dense bias'):
-        jax_flash.attention(*_inputs(), implementation="emulate", bias=jnp.zeros((70, 90)))
+    with pytest.raises(NotImplementedError, match='"emulate" cannot run this call: scale='):
+        jax_flash.attention(*_inputs(), implementation="emulate", scale=-1.0)
     huge = [jax.ShapeDtypeStruct((1 << 13, 1, 64), jnp.bfloat16)] * 3
     with pytest.raises(ValueError, match="can be emulated"):
         jax.eval_shape(lambda *x: jax_flash.attention(*x, implementation="emulate"), *huge)

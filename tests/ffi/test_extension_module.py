@@ -37,7 +37,11 @@ def fields(**changes: Any) -> dict[str, Any]:
 
 def test_registrations(extension: ModuleType):
     registrations = extension.registrations()
-    assert sorted(registrations) == ["jax_flash_backward_v1", "jax_flash_forward_v1"]
+    assert sorted(registrations) == [
+        "jax_flash_backward_bias_v1",
+        "jax_flash_backward_v1",
+        "jax_flash_forward_v1",
+    ]
     for stages in registrations.values():
         assert sorted(stages) == ["execute", "prepare"]
         assert all(type(capsule).__name__ == "PyCapsule" for capsule in stages.values())

@@ -11,15 +11,33 @@ from jax_flash.spec.kernel_args import PointerArgument, TensorMapArgument, kerne
 from jax_flash.spec.launch_plan import (
     GridFactor,
     LaunchPlan,
+    backward_bias_operation,
     backward_operation,
     forward_operation,
     launch_plan,
 )
 from jax_flash.spec.problem import GENERAL_FEATURES, Feature
 from jax_flash.spec.support import variants_to_build
-from jax_flash.spec.variant import DType, KernelRole, backward_tile_of, forward_tile_of
+from jax_flash.spec.variant import (
+    DType,
+    KernelRole,
+    backward_bias_tile_of,
+    backward_tile_of,
+    forward_tile_of,
+)
 
-PROBLEM = {"batch": 3, "query_length": 1000, "key_length": 77, "query_heads": 8, "key_heads": 2}
+PROBLEM = {
+    "batch": 3,
+    "query_length": 1000,
+    "key_length": 77,
+    "query_heads": 8,
+    "key_heads": 2,
+    # A bias of [N, 1, S].
+    "bias_batch": 1,
+    "bias_heads": 8,
+    "bias_queries": 1,
+    "bias_keys": 77,
+}
 MASKS = (
     (BandMask(), frozenset[Feature]()),
     (BandMask(upper=True), frozenset({Feature.SINKS, Feature.QUERY_OFFSET_ARRAY})),
@@ -34,6 +52,7 @@ OPERATIONS = [
         forward_operation(Arch.SM90A, dtype, head_dims, band, features),
         backward_operation(Arch.SM90A, dtype, head_dims, band, features, deterministic=False),
         backward_operation(Arch.SM90A, dtype, head_dims, band, features, deterministic=True),
+        backward_bias_operation(Arch.SM90A, dtype, head_dims, features),
     )
 ]
 
@@ -56,6 +75,8 @@ def test_a_kernel_has_a_block_for_each_tile_it_owns(variant):
         expected = -(-1000 // forward_tile_of(variant).tile_q) * 8 * 3
     elif variant.role is KernelRole.BACKWARD:
         expected = -(-77 // backward_tile_of(variant).tile_kv) * 2 * 3
+    elif variant.role is KernelRole.BACKWARD_BIAS:
+        expected = -(-77 // backward_bias_tile_of(variant).tile_kv) * 8
     else:
         expected = -(-1000 // backward_tile_of(variant).tile_q) * 8 * 3
     assert blocks == expected

@@ -19,6 +19,7 @@ import numpy as np
 from jax.sharding import AxisType, NamedSharding
 
 from jax_flash.ops import registration
+from jax_flash.ops.exporting import FFI_TARGETS
 from jax_flash.ops.registration import Registration
 from jax_flash.spec.support import variants_to_build
 from tests.transforms.programs import (
@@ -33,7 +34,7 @@ from tests.transforms.programs import (
 def register(library_path: str) -> None:
     """What the fixtures do in the tests' process."""
     library = ctypes.CDLL(library_path)
-    for target in ("jax_flash_forward_v1", "jax_flash_backward_v1"):
+    for target in FFI_TARGETS:
         capsule = jax.ffi.pycapsule(library.JaxFlashCpuAttention)
         jax.ffi.register_ffi_target(target, capsule, platform="cpu")
     entries: dict[str, Any] = {variant.name: None for variant in variants_to_build()}

@@ -15,7 +15,7 @@ from jax_flash.kernels.shared.segments import (
 )
 from jax_flash.kernels.shared.sequence import SequenceArrays, SequenceDefaults, band_of_batch
 from jax_flash.kernels.shared.tile_ranges import BandValues, key_tile_range, query_tile_range
-from jax_flash.spec.tile import BackwardTile, ForwardTile
+from jax_flash.spec.tile import BackwardBiasTile, BackwardTile, ForwardTile
 from jax_flash.spec.variant import KernelVariant
 
 
@@ -52,7 +52,7 @@ class Visibility(NamedTuple):
 
 def make_visibility(
     variant: KernelVariant,
-    tile: ForwardTile | BackwardTile,
+    tile: ForwardTile | BackwardTile | BackwardBiasTile,
     sequences: SequenceArrays,
     segments: SegmentArrays,
     lengths: tuple[Int32, Int32],

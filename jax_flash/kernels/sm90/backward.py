@@ -26,6 +26,7 @@ from cutlass import Float32, Int32, Int64
 from cutlass.cute.nvgpu import cpasync
 from cutlass.pipeline import PipelineTmaAsync, PipelineUserType, make_pipeline_state
 
+from jax_flash.kernels.shared.dense import Dense, DenseArray
 from jax_flash.kernels.shared.division import divide
 from jax_flash.kernels.shared.segments import SegmentArrays
 from jax_flash.kernels.shared.sequence import SequenceArrays
@@ -85,6 +86,8 @@ class BackwardContext(NamedTuple):
     """Of the block's keys."""
     soft_cap: SoftCap | None
     """None in kernels that do not support one."""
+    dense: Dense | None
+    """Likewise."""
     key_tile: Int32
     key_head: Int32
     batch: Int32
@@ -165,6 +168,11 @@ class BackwardKernel:
         query_tile_segments: cute.Pointer,
         key_tile_segments: cute.Pointer,
         soft_cap: Float32,
+        bias: cute.Pointer,
+        mask: cute.Pointer,
+        bias_axes: Int32,
+        mask_axes: Int32,
+        inverse_scale: Float32,
         scale_log2: Float32,
         scale: Float32,
         query_length: Int32,
@@ -197,6 +205,11 @@ class BackwardKernel:
             query_tile_segments,
             key_tile_segments,
             soft_cap,
+            bias,
+            mask,
+            bias_axes,
+            mask_axes,
+            inverse_scale,
             scale_log2,
             scale,
             query_length,
@@ -233,6 +246,11 @@ class BackwardKernel:
         query_tile_segments: cute.Pointer,
         key_tile_segments: cute.Pointer,
         soft_cap: Float32,
+        bias: cute.Pointer,
+        mask: cute.Pointer,
+        bias_axes: Int32,
+        mask_axes: Int32,
+        inverse_scale: Float32,
         scale_log2: Float32,
         scale: Float32,
         query_length: Int32,
@@ -289,9 +307,17 @@ class BackwardKernel:
         descending = self.variant.deterministic and self.variant.band.upper
         if cutlass.const_expr(descending):
             key_tile = key_tiles - 1 - key_tile
-        cap = None
+        cap, dense = None, None
         if cutlass.const_expr(self.variant.general):
             cap = make_soft_cap(soft_cap, scale_log2)
+            dense = Dense(
+                DenseArray(bias, bias_axes),
+                DenseArray(mask, mask_axes),
+                inverse_scale,
+                query_heads,
+                query_length,
+                key_length,
+            )
         visibility = make_visibility(
             self.variant,
             tile,
@@ -345,6 +371,7 @@ class BackwardKernel:
             visibility=visibility,
             view=view,
             soft_cap=cap,
+            dense=dense,
             key_tile=key_tile,
             key_head=head_and_batch - batch * key_heads,
             batch=batch,

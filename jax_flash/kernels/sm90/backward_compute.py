@@ -5,6 +5,7 @@ import cutlass.cute as cute
 from cutlass import Int32
 from cutlass.cute.nvgpu import warpgroup
 
+from jax_flash.kernels.shared.dense import apply_dense, exponent_limit
 from jax_flash.kernels.shared.masking import FragmentPosition, mask_keys_in_rows
 from jax_flash.kernels.shared.padding import clear_padded_rows, clear_rows
 from jax_flash.kernels.shared.segments import differ, hide_other_segments
@@ -85,7 +86,8 @@ def compute(ctx: cutlass.Constexpr, consumer: Int32, thread: Int32, begin: Int32
     if cutlass.const_expr(ctx.view.band.ragged):
         clear_key_padding(ctx, consumer, thread)
 
-    for _member in cutlass.range(ctx.heads_per_group, unroll=1):
+    for member in cutlass.range(ctx.heads_per_group, unroll=1):
+        head = ctx.key_head * ctx.heads_per_group + member
         for tile in cutlass.range(begin, end, unroll=1):
             scores = wgmma.accumulator(ctx.mma_scores, tile_q)
             d_weights = wgmma.accumulator(ctx.mma_scores, tile_q)
@@ -117,18 +119,20 @@ def compute(ctx: cutlass.Constexpr, consumer: Int32, thread: Int32, begin: Int32
             warpgroup.wait_group(1)
             score_rows = wgmma.rows_and_columns(scores)
             d_rows = wgmma.rows_and_columns(d_weights)
+            row_lse = ctx.lse_log2_shared[None, query_state.index]
+            row_delta = ctx.delta_shared[None, d_output_state.index]
             if cutlass.const_expr(ctx.soft_cap is not None):
                 cap_scores(ctx.soft_cap, score_rows)
+                warpgroup.wait_group(0)
+                # While the scores are those of the soft cap alone, which its slope is taken from.
+                apply_slope(ctx, score_rows, d_rows, row_delta, column)
+            add_dense(ctx, head, score_rows, first_key, tile * tile_q + column)
             if hides_part_of(
                 ctx.view.band, tile * tile_q, tile_q, ctx.key_tile * ctx.tile_kv, ctx.tile_kv
             ):
                 mask_tile(ctx, score_rows, first_key, tile * tile_q + column)
             mask_segments(ctx, queries_segments, score_rows, first_key, tile * tile_q + column)
-            row_lse = ctx.lse_log2_shared[None, query_state.index]
-            row_delta = ctx.delta_shared[None, d_output_state.index]
             if cutlass.const_expr(ctx.soft_cap is not None):
-                warpgroup.wait_group(0)
-                apply_slope(ctx, score_rows, d_rows, row_delta, column)
                 to_weights(ctx, score_rows, row_lse, column)
                 multiply(score_rows, d_rows)
                 d_scores = wgmma.converted(d_weights, ctx.dtype)
@@ -201,6 +205,16 @@ def mask_tile(ctx: cutlass.Constexpr, scores: cute.Tensor, first_row: Int32, fir
     """Hides what the band and the key length hide from a tile of transposed scores."""
     position = FragmentPosition(first_row, first_column, wgmma.row_offset, wgmma.column_offset)
     mask_keys_in_rows(scores, position, ctx.view.band)
+
+
+@cute.jit
+def add_dense(
+    ctx: cutlass.Constexpr, head: Int32, scores: cute.Tensor, first_row: Int32, first_column: Int32
+):
+    """Adds the bias to transposed scores and applies the dense mask, in kernels that have them."""
+    if cutlass.const_expr(ctx.dense is not None):
+        position = FragmentPosition(first_row, first_column, wgmma.row_offset, wgmma.column_offset)
+        apply_dense(ctx.dense, ctx.batch, head, scores, position, True)
 
 
 @cute.jit
@@ -310,10 +324,15 @@ def to_weights(
 
     A row that saw no key, and a row past the last query, has ``lse_log2 = +inf``: P is 0.
     """
+    limit = None
+    if cutlass.const_expr(ctx.dense is not None):
+        limit = exponent_limit(ctx.dense)
     for column in cutlass.range_constexpr(cute.size(scores, mode=[1])):
         offset = lse_log2[first_column + wgmma.column_offset(column)]
         for row in cutlass.range_constexpr(cute.size(scores, mode=[0])):
             exponent = scores[row, column] * ctx.scale_log2 - offset
+            if cutlass.const_expr(ctx.dense is not None):
+                exponent = cute.arch.fmin(exponent, limit, nan=True)
             scores[row, column] = cute.math.exp2(exponent, fastmath=True)
 
 

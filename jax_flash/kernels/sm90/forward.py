@@ -22,6 +22,7 @@ from cutlass import Float32, Int32
 from cutlass.cute.nvgpu import cpasync
 from cutlass.pipeline import PipelineTmaAsync, PipelineUserType, make_pipeline_state
 
+from jax_flash.kernels.shared.dense import Dense, DenseArray
 from jax_flash.kernels.shared.segments import SegmentArrays
 from jax_flash.kernels.shared.sequence import SequenceArrays
 from jax_flash.kernels.shared.soft_cap import SoftCap, make_soft_cap
@@ -66,6 +67,8 @@ class ForwardContext(NamedTuple):
     visibility: Visibility
     soft_cap: SoftCap | None
     """None in kernels that do not support one."""
+    dense: Dense | None
+    """Likewise."""
     schedule: Schedule
     key_heads: Int32
 
@@ -109,6 +112,11 @@ class ForwardKernel:
         query_tile_segments: cute.Pointer,
         key_tile_segments: cute.Pointer,
         soft_cap: Float32,
+        bias: cute.Pointer,
+        mask: cute.Pointer,
+        bias_axes: Int32,
+        mask_axes: Int32,
+        inverse_scale: Float32,
         scale_log2: Float32,
         query_length: Int32,
         key_length: Int32,
@@ -137,6 +145,11 @@ class ForwardKernel:
             query_tile_segments,
             key_tile_segments,
             soft_cap,
+            bias,
+            mask,
+            bias_axes,
+            mask_axes,
+            inverse_scale,
             scale_log2,
             query_length,
             key_length,
@@ -169,6 +182,11 @@ class ForwardKernel:
         query_tile_segments: cute.Pointer,
         key_tile_segments: cute.Pointer,
         soft_cap: Float32,
+        bias: cute.Pointer,
+        mask: cute.Pointer,
+        bias_axes: Int32,
+        mask_axes: Int32,
+        inverse_scale: Float32,
         scale_log2: Float32,
         query_length: Int32,
         key_length: Int32,
@@ -207,9 +225,17 @@ class ForwardKernel:
             pipelines.init_barriers(query_full, consumers, 1)
             pipelines.init_barriers(query_empty, consumers, WARPGROUP_WARPS)
 
-        cap = None
+        cap, dense = None, None
         if cutlass.const_expr(self.variant.general):
             cap = make_soft_cap(soft_cap, scale_log2)
+            dense = Dense(
+                DenseArray(bias, bias_axes),
+                DenseArray(mask, mask_axes),
+                inverse_scale,
+                query_heads,
+                query_length,
+                key_length,
+            )
         key_operand = TmaOperand(tma_key, key_shared)
         value_operand = TmaOperand(tma_value, value_shared)
         ctx = ForwardContext(
@@ -256,6 +282,7 @@ class ForwardKernel:
                 bounds=(band_lower, band_upper),
             ),
             soft_cap=cap,
+            dense=dense,
             schedule=make_schedule(
                 (query_length + tile.tile_q - 1) // tile.tile_q,
                 query_heads,

@@ -6,6 +6,7 @@ from cutlass import Float32, Int32
 from cutlass.cute.nvgpu import warpgroup
 from cutlass.pipeline import PipelineState
 
+from jax_flash.kernels.shared.dense import apply_dense
 from jax_flash.kernels.shared.masking import FragmentPosition, mask_keys_in_columns
 from jax_flash.kernels.shared.online_softmax import (
     NEGATIVE_INFINITY,
@@ -71,6 +72,7 @@ def compute(ctx: cutlass.Constexpr, consumer: Int32, thread: Int32):
             key_state.advance()
             score_rows = wgmma.rows_and_columns(scores)
             cap_tile(ctx, score_rows)
+            add_dense(ctx, work, end - 1, score_rows, row, column)
             mask_tile(band, score_rows, row, (end - 1) * ctx.key.rows + column)
             keys_of_tile = mask_segments(ctx, view, work, end - 1, score_rows, row, column)
             weigh(softmax, score_rows, rescale)
@@ -105,6 +107,7 @@ def compute(ctx: cutlass.Constexpr, consumer: Int32, thread: Int32):
                 next_rows = wgmma.rows_and_columns(next_scores)
                 first_key = tile * ctx.tile_kv
                 cap_tile(ctx, next_rows)
+                add_dense(ctx, work, tile, next_rows, row, column)
                 if hides_part_of(band, first_row, wgmma.ROWS, first_key, ctx.tile_kv):
                     mask_tile(band, next_rows, row, first_key + column)
                 keys_of_tile = mask_segments(ctx, view, work, tile, next_rows, row, column)
@@ -206,6 +209,23 @@ def cap_tile(ctx: cutlass.Constexpr, scores: cute.Tensor):
     """Applies the soft cap, in kernels that have one."""
     if cutlass.const_expr(ctx.soft_cap is not None):
         cap_scores(ctx.soft_cap, scores)
+
+
+@cute.jit
+def add_dense(
+    ctx: cutlass.Constexpr,
+    work: cutlass.Constexpr,
+    tile: Int32,
+    scores: cute.Tensor,
+    first_row: Int32,
+    column: Int32,
+):
+    """Adds the bias to a tile of scores and applies the dense mask, in kernels that have them."""
+    if cutlass.const_expr(ctx.dense is not None):
+        position = FragmentPosition(
+            first_row, tile * ctx.tile_kv + column, wgmma.row_offset, wgmma.column_offset
+        )
+        apply_dense(ctx.dense, work.batch, work.head, scores, position, False)
 
 
 @cute.jit

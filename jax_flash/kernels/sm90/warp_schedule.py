@@ -27,6 +27,11 @@ REGISTERS = {
 }
 
 
+REGISTERS_WITH_NESTED_LOOPS = RegisterBudget(producer=56, consumer=224)
+"""Of two consumer warpgroups, where the producer counts through batch elements and heads as well,
+which 24 registers do not hold."""
+
+
 class NamedBarrier(IntEnum):
     """Hardware barriers; 0 is the whole block's."""
 
