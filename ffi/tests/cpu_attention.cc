@@ -2,8 +2,9 @@
 
 #include <atomic>
 #include <cmath>
-#include <cstring>
 #include <limits>
+
+#include "ffi/tests/cpu_buffers.h"
 
 namespace jax_flash {
 namespace {
@@ -13,90 +14,6 @@ constexpr float kLog2E = 1.44269504f;
 
 std::atomic<int64_t> forward_calls{0};
 std::atomic<int64_t> backward_calls{0};
-
-float FromBfloat16(uint16_t bits) {
-  const uint32_t wide = uint32_t{bits} << 16;
-  float number;
-  std::memcpy(&number, &wide, sizeof(number));
-  return number;
-}
-
-// Rounds to nearest, ties to even.
-uint16_t ToBfloat16(float number) {
-  uint32_t bits;
-  std::memcpy(&bits, &number, sizeof(bits));
-  if (std::isnan(number)) return 0x7fc0;
-  return static_cast<uint16_t>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
-}
-
-int64_t Elements(const Buffer& buffer) {
-  int64_t count = 1;
-  for (const int64_t size : buffer.dimensions) count *= size;
-  return count;
-}
-
-ffi::Error Unsupported(const Buffer& buffer) {
-  return InvalidArgument(Concat(buffer.name, " has an element type that cpu_attention lacks"));
-}
-
-ffi::Error ReadFloats(const Call& call, std::string_view name, std::vector<float>* numbers) {
-  const Buffer* buffer = call.FindBuffer(name);
-  if (buffer == nullptr) return ffi::Error::Success();
-  numbers->resize(Elements(*buffer));
-  for (size_t i = 0; i < numbers->size(); ++i) {
-    if (buffer->type == ffi::DataType::F32) {
-      (*numbers)[i] = static_cast<const float*>(buffer->data)[i];
-    } else if (buffer->type == ffi::DataType::BF16) {
-      (*numbers)[i] = FromBfloat16(static_cast<const uint16_t*>(buffer->data)[i]);
-    } else {
-      return Unsupported(*buffer);
-    }
-  }
-  return ffi::Error::Success();
-}
-
-ffi::Error ReadIntegers(const Call& call, std::string_view name, std::vector<int64_t>* numbers) {
-  const Buffer* buffer = call.FindBuffer(name);
-  if (buffer == nullptr) return ffi::Error::Success();
-  if (buffer->type != ffi::DataType::S32) return Unsupported(*buffer);
-  const auto* data = static_cast<const int32_t*>(buffer->data);
-  numbers->assign(data, data + Elements(*buffer));
-  return ffi::Error::Success();
-}
-
-ffi::Error Write(const Call& call, std::string_view name, const std::vector<float>& numbers) {
-  const Buffer* buffer = call.FindBuffer(name);
-  if (buffer == nullptr || Elements(*buffer) != static_cast<int64_t>(numbers.size())) {
-    return InvalidArgument(Concat("cpu_attention computes ", numbers.size(), " numbers of ", name,
-                                  ", and the call has no such result"));
-  }
-  for (size_t i = 0; i < numbers.size(); ++i) {
-    if (buffer->type == ffi::DataType::F32) {
-      static_cast<float*>(buffer->data)[i] = numbers[i];
-    } else if (buffer->type == ffi::DataType::BF16) {
-      static_cast<uint16_t*>(buffer->data)[i] = ToBfloat16(numbers[i]);
-    } else {
-      return Unsupported(*buffer);
-    }
-  }
-  return ffi::Error::Success();
-}
-
-// NaN in every element of a workspace that a caller must not look at.
-void Spoil(const Call& call, std::string_view name) {
-  const Buffer* buffer = call.FindBuffer(name);
-  if (buffer != nullptr) std::memset(buffer->data, 0xff, 4 * Elements(*buffer));
-}
-
-int64_t Integer(const Call& call, std::string_view name) {
-  const Value* value = call.FindValue(name);
-  return value == nullptr ? 0 : std::get<int64_t>(*value);
-}
-
-float Float(const Call& call, std::string_view name) {
-  const Value* value = call.FindValue(name);
-  return value == nullptr ? 0 : std::get<float>(*value);
-}
 
 float Dot(const float* left, const float* right, int64_t count) {
   float sum = 0;
@@ -141,6 +58,10 @@ ffi::Error CpuAttention::LoadValues(const Call& call) {
   JAX_FLASH_RETURN_IF_ERROR(ReadIntegers(call, "query_lengths", &query_lengths_));
   JAX_FLASH_RETURN_IF_ERROR(ReadIntegers(call, "key_lengths", &key_lengths_));
   JAX_FLASH_RETURN_IF_ERROR(ReadIntegers(call, "query_segment_ids", &query_segment_ids_));
+  JAX_FLASH_RETURN_IF_ERROR(ReadFloats(call, "bias", &bias_));
+  JAX_FLASH_RETURN_IF_ERROR(ReadIntegers(call, "mask", &mask_));
+  bias_axes_ = Integer(call, "bias_axes");
+  mask_axes_ = Integer(call, "mask_axes");
   return ReadIntegers(call, "key_segment_ids", &key_segment_ids_);
 }
 
@@ -157,6 +78,7 @@ bool CpuAttention::MayAttend(const Row& row, int64_t key) const {
   if (has_lower_ && distance < band_lower_) return false;
   if (has_upper_ && distance > band_upper_) return false;
   if (!key_lengths_.empty() && key >= key_lengths_[row.batch]) return false;
+  if (!mask_.empty() && mask_[DenseIndex(mask_axes_, row, key)] == 0) return false;
   return key_segment_ids_.empty() || key_segment_ids_[row.batch * key_length_ + key] ==
                                          query_segment_ids_[row.batch * query_length_ + row.query];
 }
@@ -170,10 +92,24 @@ int64_t CpuAttention::KeyStart(const Row& row, int64_t key, int64_t width) const
   return ((row.batch * key_length_ + key) * key_heads_ + head) * width;
 }
 
-float CpuAttention::Logit(const Row& row, int64_t key) const {
+int64_t CpuAttention::DenseIndex(int64_t axes, const Row& row, int64_t key) const {
+  const int64_t places[] = {row.batch, row.head, row.query, key};
+  const int64_t sizes[] = {batch_, query_heads_, query_length_, key_length_};
+  int64_t index = 0;
+  for (int axis = 0; axis < 4; ++axis) {
+    if ((axes >> axis & 1) != 0) index = index * sizes[axis] + places[axis];
+  }
+  return index;
+}
+
+float CpuAttention::CappedLogit(const Row& row, int64_t key) const {
   const float product = scale_ * Dot(&query_[QueryStart(row, head_dim_)],
                                      &key_[KeyStart(row, key, head_dim_)], head_dim_);
   return soft_cap_ > 0 ? soft_cap_ * std::tanh(product / soft_cap_) : product;
+}
+
+float CpuAttention::Bias(const Row& row, int64_t key) const {
+  return bias_.empty() ? 0 : bias_[DenseIndex(bias_axes_, row, key)];
 }
 
 template <typename Visit>
@@ -195,7 +131,7 @@ ffi::Error CpuAttention::Forward(const Call& call) const {
     const float sink = has_sink ? sinks_[row.batch * query_heads_ + row.head] : -kInfinity;
     float maximum = sink;
     for (int64_t key = 0; key < key_length_; ++key) {
-      logits[key] = MayAttend(row, key) ? Logit(row, key) : -kInfinity;
+      logits[key] = MayAttend(row, key) ? CappedLogit(row, key) + Bias(row, key) : -kInfinity;
       maximum = std::max(maximum, logits[key]);
     }
     if (maximum == -kInfinity) return;
@@ -237,8 +173,8 @@ ffi::Error CpuAttention::Backward(const Call& call) const {
     lse_log2[index] = lse[scalar] * kLog2E;
     for (int64_t key = 0; key < key_length_; ++key) {
       if (!MayAttend(row, key)) continue;
-      const float logit = Logit(row, key);
-      const float weight = std::exp(logit - lse[scalar]);
+      const float logit = CappedLogit(row, key);
+      const float weight = std::exp(logit + Bias(row, key) - lse[scalar]);
       const int64_t value = KeyStart(row, key, value_head_dim_);
       float d_logit = weight * (Dot(&d_output[wide], &value_[value], value_head_dim_) - delta);
       if (soft_cap_ > 0) d_logit *= 1 - (logit / soft_cap_) * (logit / soft_cap_);
@@ -256,6 +192,28 @@ ffi::Error CpuAttention::Backward(const Call& call) const {
   return Write(call, "d_value", d_value);
 }
 
+ffi::Error CpuAttention::BackwardBias(const Call& call) const {
+  std::vector<float> d_output, lse_log2, delta;
+  JAX_FLASH_RETURN_IF_ERROR(ReadFloats(call, "d_output", &d_output));
+  JAX_FLASH_RETURN_IF_ERROR(ReadFloats(call, "lse_log2", &lse_log2));
+  JAX_FLASH_RETURN_IF_ERROR(ReadFloats(call, "delta", &delta));
+  const int64_t padded_length = Integer(call, "padded_query_length");
+  std::vector<float> d_bias(bias_.size());
+  ForEachRow([&](const Row& row) {
+    const int64_t index = (row.batch * query_heads_ + row.head) * padded_length + row.query;
+    const float* const row_d_output = &d_output[QueryStart(row, value_head_dim_)];
+    for (int64_t key = 0; key < key_length_; ++key) {
+      if (!MayAttend(row, key)) continue;
+      const float logit = CappedLogit(row, key) + Bias(row, key);
+      const float weight = std::exp2(logit * kLog2E - lse_log2[index]);
+      const float d_weight =
+          Dot(row_d_output, &value_[KeyStart(row, key, value_head_dim_)], value_head_dim_);
+      d_bias[DenseIndex(bias_axes_, row, key)] += weight * (d_weight - delta[index]);
+    }
+  });
+  return Write(call, "d_bias", d_bias);
+}
+
 namespace {
 
 ffi::Error Run(ffi::RemainingArgs operands, ffi::RemainingRets results,
@@ -266,6 +224,7 @@ ffi::Error Run(ffi::RemainingArgs operands, ffi::RemainingRets results,
   JAX_FLASH_RETURN_IF_ERROR(call.Parse(operands, results, attributes));
   CpuAttention attention;
   JAX_FLASH_RETURN_IF_ERROR(attention.Load(call, *kernels));
+  if (call.FindBuffer("d_bias") != nullptr) return attention.BackwardBias(call);
   const bool backward = call.FindBuffer("d_output") != nullptr;
   ++(backward ? backward_calls : forward_calls);
   if (!backward) return attention.Forward(call);

@@ -26,6 +26,9 @@ class CpuAttention {
   // The results "d_query", "d_key", "d_value", "delta" and "lse_log2".
   ffi::Error Backward(const Call& call) const;
 
+  // The result "d_bias".
+  ffi::Error BackwardBias(const Call& call) const;
+
  private:
   // Indices of a batch element, a query and a query head.
   struct Row {
@@ -35,8 +38,11 @@ class CpuAttention {
   ffi::Error LoadValues(const Call& call);
   bool IsValidQuery(const Row& row) const;
   bool MayAttend(const Row& row, int64_t key) const;
-  // Capped and scaled.
-  float Logit(const Row& row, int64_t key) const;
+  // Scaled and capped, without the bias.
+  float CappedLogit(const Row& row, int64_t key) const;
+  float Bias(const Row& row, int64_t key) const;
+  // Index of a pair in a bias or mask with these axes.
+  int64_t DenseIndex(int64_t axes, const Row& row, int64_t key) const;
   // Index of element 0 of a query's, or of a key's, vector.
   int64_t QueryStart(const Row& row, int64_t width) const;
   int64_t KeyStart(const Row& row, int64_t key, int64_t width) const;
@@ -47,7 +53,9 @@ class CpuAttention {
   int64_t band_lower_, band_upper_;
   bool has_lower_, has_upper_;
   float scale_, soft_cap_ = 0;
-  std::vector<float> query_, key_, value_, sinks_;
+  int64_t bias_axes_ = 0, mask_axes_ = 0;
+  std::vector<float> query_, key_, value_, sinks_, bias_;
+  std::vector<int64_t> mask_;
   std::vector<int64_t> query_offset_, query_lengths_, key_lengths_;
   std::vector<int64_t> query_segment_ids_, key_segment_ids_;
 };
@@ -56,7 +64,7 @@ class CpuAttention {
 
 extern "C" {
 
-// The handler of both targets for XLA's CPU backend.
+// The handler of all targets for XLA's CPU backend.
 XLA_FFI_Error* JaxFlashCpuAttention(XLA_FFI_CallFrame* call_frame);
 
 // How many forward (0) or backward (1) calls this process has run.

@@ -57,9 +57,11 @@ def _with_padding(ids: jax.Array, lengths: jax.Array | None, padding: int) -> ja
 
 def _by_tile(ids: jax.Array, tile: int) -> jax.Array:
     """Returns ids [..., tiles, tile]; the last one fills what the last tile lacks."""
-    missing = -ids.shape[-1] % tile
-    ids = jnp.pad(ids, [(0, 0)] * (ids.ndim - 1) + [(0, missing)], mode="edge")
-    return ids.reshape(*ids.shape[:-1], ids.shape[-1] // tile, tile)
+    length = ids.shape[-1]
+    # Not by padding and a reshape, whose sizes jax.export does not relate if they are symbolic.
+    tiles = jnp.arange((length + tile - 1) // tile, dtype=jnp.int32)
+    positions = tile * tiles[:, None] + jnp.arange(tile, dtype=jnp.int32)
+    return jnp.take(ids, jnp.minimum(positions, length - 1), axis=-1, mode="clip")
 
 
 def _visible_key_tiles(queries: jax.Array, keys: jax.Array) -> tuple[jax.Array, jax.Array]:

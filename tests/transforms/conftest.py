@@ -22,7 +22,7 @@ from tests.ops.conftest import all_kernels, on_the_cpu
 
 __all__ = ["all_kernels", "build", "on_the_cpu"]
 
-TARGETS = ("jax_flash_forward_v1", "jax_flash_backward_v1")
+TARGETS = ("jax_flash_forward_v1", "jax_flash_backward_v1", "jax_flash_backward_bias_v1")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -242,22 +242,52 @@ def test_arrays_beside_query_key_and_value(
     assert set(communication) <= ({"all-gather"} if replicated else set())
 
 
-@pytest.mark.parametrize("shape", [(8, 8, 8, 8), (1, 8, 8, 8), (8, 1, 1, 8), (8, 8)])
-def test_bias_and_mask_on_explicit_axes(shape: tuple[int, ...]) -> None:
+@pytest.mark.parametrize(
+    ("implementation", "axis_type"),
+    [("xla", AxisType.Explicit), (None, AxisType.Explicit), (None, AxisType.Auto)],
+    ids=["plain-explicit", "kernels-explicit", "kernels-auto"],
+)
+@pytest.mark.parametrize(
+    ("shape", "spec"),
+    [
+        ((8, 8, 8, 8), PartitionSpec("data")),
+        ((8, 8, 8, 8), PartitionSpec("data", "model")),
+        ((1, 8, 8, 8), PartitionSpec(None, "model")),
+        ((1, 8, 8, 8), PartitionSpec()),
+        ((8, 1, 1, 8), PartitionSpec("data")),
+        ((8, 8), PartitionSpec()),
+    ],
+    ids=str,
+)
+def test_bias_and_mask(
+    shape: tuple[int, ...],
+    spec: PartitionSpec,
+    implementation: str | None,
+    axis_type: AxisType,
+) -> None:
     operands = make_operands(8)
-    bias = np.random.default_rng(3).standard_normal(shape, np.float32)
+    random = np.random.default_rng(3)
+    bias, mask = random.standard_normal(shape, np.float32), random.random(shape) > 0.3
 
-    def run(bias: jax.Array, *operands: jax.Array) -> Any:
-        call = partial(attention, implementation="xla", mask=jnp.ones((8, 8), bool))
+    def run(bias: jax.Array, mask: jax.Array, *operands: jax.Array) -> Any:
+        call = partial(attention, implementation=implementation, mask=mask)
         return with_gradients(lambda bias, *x: call(*x, bias=bias))(bias, *operands)
 
-    expected = jax.jit(run)(bias, *operands)
-    mesh = make_mesh(AxisType.Explicit)
-    spec = PartitionSpec(*("data" if shape == (8, 8, 8, 8) else None for _ in shape[:1]))
+    expected = jax.jit(run)(bias, mask, *operands)
+    mesh = make_mesh(axis_type)
     with jax.set_mesh(mesh):
-        sharded_bias, *sharded = put(mesh, (bias, *operands), (spec, *[BATCH_AND_HEADS] * 3))
-        actual, _ = compiled(run, sharded_bias, *sharded)
+        sharded = put(mesh, (bias, mask, *operands), (spec, spec, *[BATCH_AND_HEADS] * 3))
+        actual, communication = compiled(run, *sharded)
     expect_close(actual, expected)
+    if implementation is None:
+        # Elements of the bias that several devices share are summed over them. An Explicit type
+        # says that the gradient of a bias with all heads on each device has all of them, too.
+        summed = shape != (8, 8, 8, 8)
+        gathered = (
+            axis_type is AxisType.Explicit and shape[:-2][-1:] == (8,) and "model" not in spec
+        )
+        expected_communication = {"all-reduce": 1} if summed else {}
+        assert communication == expected_communication | ({"all-gather": 1} if gathered else {})
 
 
 def test_a_query_sharded_over_its_sequence_by_hand() -> None:
