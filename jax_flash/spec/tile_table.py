@@ -1,6 +1,7 @@
 """Tuned tiles, one row per kernel family; every row says where its numbers come from."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from jax_flash.spec.arch import Arch
 from jax_flash.spec.tile import BackwardBiasTile, BackwardTile, ForwardTile
@@ -127,6 +128,11 @@ GENERAL_FORWARD_TILES = {
         num_stages=2,
         num_consumer_warpgroups=2,
     ),
+    # Reading a bias takes the registers that a second set of weights would.
+    **{
+        (Arch.SM90A, dims): replace(FORWARD_TILES[Arch.SM90A, dims], weight_buffers=1)
+        for dims in ((128, 128), (192, 128))
+    },
 }
 """Tiles of general forward kernels that differ from :data:`FORWARD_TILES`."""
 

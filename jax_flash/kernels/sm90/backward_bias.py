@@ -26,6 +26,7 @@ from cutlass.cute.nvgpu import cpasync
 from cutlass.pipeline import PipelineTmaAsync, PipelineUserType, make_pipeline_state
 
 from jax_flash.kernels.shared.dense import Dense, DenseArray, has_axis
+from jax_flash.kernels.shared.division import divide
 from jax_flash.kernels.shared.segments import SegmentArrays
 from jax_flash.kernels.shared.sequence import SequenceArrays
 from jax_flash.kernels.shared.soft_cap import SoftCap, make_soft_cap
@@ -114,7 +115,8 @@ def _share_of(has: cutlass.Boolean, index: Int32, count: Int32):
 def _next_factor(rest: Int32, has: cutlass.Boolean, count: Int32):
     """Returns a block's index along an axis of the grid, and what remains for the others."""
     size = count if has else Int32(1)
-    return rest - rest // size * size, rest // size
+    quotient = divide(rest, size)
+    return rest - quotient * size, quotient
 
 
 @cute.jit
@@ -322,7 +324,7 @@ class BackwardBiasKernel:
                 bias_axes, batch, query_heads, (visibility.query_tiles, visibility.key_tiles)
             ),
             query_heads=query_heads,
-            heads_per_group=query_heads // key_heads,
+            heads_per_group=divide(query_heads, key_heads),
         )
         pipelines.publish_barriers()
 

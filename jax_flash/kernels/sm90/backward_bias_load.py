@@ -3,6 +3,8 @@
 import cutlass
 import cutlass.cute as cute
 
+from jax_flash.kernels.shared.division import divide
+
 
 @cute.jit
 def load(ctx: cutlass.Constexpr):
@@ -16,7 +18,7 @@ def load(ctx: cutlass.Constexpr):
     consumers, keys_of = ctx.num_consumers, ctx.keys_of
     for batch in cutlass.range(batches.begin, batches.end, unroll=1):
         for head in cutlass.range(heads.begin, heads.end, unroll=1):
-            key_head = head // ctx.heads_per_group
+            key_head = divide(head, ctx.heads_per_group)
             for query_tile in cutlass.range(query_tiles.begin, query_tiles.end, unroll=1):
                 _, begin, end = keys_of(batch, query_tile)
                 for key_tile in cutlass.range(begin, end, unroll=1):
