@@ -241,9 +241,9 @@ def replace_all_but(call: RandomCall, rows: np.ndarray, random: np.random.Genera
     if semantics.query_offset is None:
         semantics = replace(semantics, query_offset=jnp.full(1, call.query_offset, jnp.int32))
     shape = (call.case.batch, call.case.heads, call.case.queries, call.case.keys)
-    visible = may_attend(semantics, jnp.arange(shape[2]), jnp.arange(shape[3]))
-    visible = np.broadcast_to(True if visible is None else np.asarray(visible), shape)
-    seen_keys = visible[:, :, rows].any(axis=(1, 2))
+    pairs = may_attend(semantics, jnp.arange(shape[2]), jnp.arange(shape[3]))
+    visible = np.ones(shape, bool) if pairs is None else np.broadcast_to(np.asarray(pairs), shape)
+    seen_keys = np.asarray(visible[:, :, rows].any(axis=(1, 2)))
     kept_queries = np.zeros((shape[0], shape[2]), bool)
     kept_queries[:, rows] = True
 
