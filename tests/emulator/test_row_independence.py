@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from jax_flash.testing.bit_properties import GRADIENT_PROPERTIES, PROPERTIES, check
-from jax_flash.testing.random_calls import Sizes, random_call
+from jax_flash.testing.random_calls import ARRAY_FEATURES, DENSE_FEATURES, Sizes, random_call
 
 SIZES = Sizes(
     queries=(40, 70),
@@ -16,6 +16,7 @@ SIZES = Sizes(
     chunks=(1, 9, 33),
     padding=(3, 64),
     repeats=3,
+    array_features=ARRAY_FEATURES + DENSE_FEATURES,
 )
 # Seeds so that masks differ: two properties with each kind of `random_call`.
 SEEDS = {name: 3 * place + 3 for place, name in enumerate(PROPERTIES)}

@@ -9,13 +9,20 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
 import pytest
 
 from jax_flash.testing.bit_properties import GRADIENT_PROPERTIES, PROPERTIES, check
-from jax_flash.testing.random_calls import RandomCall, Sizes, random_call
+from jax_flash.testing.random_calls import (
+    ARRAY_FEATURES,
+    DENSE_FEATURES,
+    RandomCall,
+    Sizes,
+    random_call,
+)
 
 CALLS = int(os.environ.get("JAX_FLASH_TEST_CALLS", "64"))
 """Times eight properties: 512 cases."""
@@ -34,17 +41,9 @@ SIZES = Sizes(
     padding=(5, 200),
     # More blocks than the 132 multiprocessors of an H200 have room for.
     repeats=24,
+    array_features=ARRAY_FEATURES + DENSE_FEATURES,
 )
-GRADIENT_SIZES = Sizes(
-    queries=SIZES.queries,
-    keys=SIZES.keys,
-    batch=SIZES.batch,
-    heads=SIZES.heads,
-    head_dims=HEAD_DIMS,
-    chunks=SIZES.chunks,
-    padding=SIZES.padding,
-    repeats=SIZES.repeats,
-)
+GRADIENT_SIZES = replace(SIZES, head_dims=HEAD_DIMS)
 
 FORWARD_CASES = [(name, seed) for seed in range(CALLS) for name in PROPERTIES]
 GRADIENT_CASES = [

@@ -30,9 +30,6 @@ RUNS = int(os.environ.get("JAX_FLASH_TEST_RUNS", "1000"))
 NAMES = ("d_query", "d_key", "d_value")
 Gradients = tuple[jax.Array, ...]
 
-# What runs in plain JAX alone.
-WITHOUT_KERNELS = {"bias", "mask"}
-
 EVERYTHING = next(case for case in CASES if case.name == "everything")
 LONG = Case(
     name="long",
@@ -56,7 +53,7 @@ LONG_CASES = {
     "every feature": replace(
         LONG,
         name="long-everything",
-        features=EVERYTHING.features - WITHOUT_KERNELS,
+        features=EVERYTHING.features,
         window=(500, 300),
         soft_cap=10.0,
         heads=6,
@@ -64,7 +61,7 @@ LONG_CASES = {
     "every feature, D=64, Dv=40": replace(
         LONG,
         name="long-everything-64",
-        features=EVERYTHING.features - WITHOUT_KERNELS,
+        features=EVERYTHING.features,
         head_dim=64,
         value_dim=40,
         dtype="float16",
