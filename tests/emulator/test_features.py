@@ -22,15 +22,11 @@ from jax_flash.testing import (
     results_and_gradients,
 )
 
-# Features that run in plain JAX alone.
-WITHOUT_KERNELS = {"bias", "mask"}
-
 BY_NAME = {case.name: case for case in CASES}
 NAMES = [
     name
     for name, case in BY_NAME.items()
     if name.startswith(("feature-", "window-", "padded-", "packed-", "decode-", "gemma", "gpt-"))
-    and not case.features & WITHOUT_KERNELS
 ]
 
 
@@ -64,7 +60,6 @@ def test_everything_with_other_head_dimensions(
 ) -> None:
     case = small(
         BY_NAME["everything"],
-        features=BY_NAME["everything"].features - WITHOUT_KERNELS,
         head_dim=head_dim,
         value_dim=value_dim,
         keys=300,
@@ -81,7 +76,6 @@ def test_forward_of_large_head_dimensions(
 ) -> None:
     case = small(
         BY_NAME["everything"],
-        features=BY_NAME["everything"].features - WITHOUT_KERNELS,
         head_dim=head_dim,
         value_dim=value_dim,
         keys=230,

@@ -25,9 +25,6 @@ from jax_flash.testing import (
 
 from .test_accuracy import COMPILER_OPTIONS
 
-# What runs in plain JAX alone.
-WITHOUT_KERNELS = {"bias", "mask"}
-
 WORDS = ("feature-", "window-", "padded-", "packed-", "decode-", "gemma", "gpt-", "everything")
 
 
@@ -35,7 +32,6 @@ def _cases() -> Iterator[Case]:
     for case in CASES:
         if not case.name.startswith(WORDS):
             continue
-        case = replace(case, features=case.features - WITHOUT_KERNELS)
         yield case
         # Several tiles, the other dtype, other head dimensions.
         yield replace(
@@ -94,8 +90,7 @@ def test_head_dimensions(head_dim: int, value_dim: int) -> None:
 @pytest.mark.parametrize(("head_dim", "value_dim"), FORWARD_ONLY)
 def test_forward_of_large_head_dimensions(head_dim: int, value_dim: int, name: str) -> None:
     (case,) = (case for case in CASES if case.name == name)
-    features = case.features - WITHOUT_KERNELS
-    case = replace(case, head_dim=head_dim, value_dim=value_dim, features=features)
+    case = replace(case, head_dim=head_dim, value_dim=value_dim)
     inputs = poison_padding(make_inputs(case))
     operands = inputs.query, inputs.key, inputs.value, inputs.semantics
     expected = float64_oracle(inputs, compiler_options=COMPILER_OPTIONS)
