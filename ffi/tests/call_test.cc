@@ -95,6 +95,21 @@ TEST(Shapes) {
                  "query has shape [8, 64]; must have at least 3 dimensions");
 }
 
+TEST(BiasAndMask) {
+  const auto refusal_of = [](const char* name, ffi::DataType type, std::vector<int64_t> shape) {
+    Invocation call = CallOf({2, 3, 9, 8, 64}, {2, 3, 7, 8, 64}, {2, 3, 7, 8, 64});
+    return Refusal(call.Operand(name, type, std::move(shape)));
+  };
+  CHECK_CONTAINS(refusal_of("bias", ffi::F32, {2, 1, 8, 9, 7}),
+                 "bias has shape [2, 1, 8, 9, 7]; batch, heads, queries and keys must each be 1 or "
+                 "6, 8, 9 and 7");
+  CHECK_CONTAINS(refusal_of("bias", ffi::F32, {6, 4, 9, 7}), "bias has shape [6, 4, 9, 7]; batch");
+  CHECK_CONTAINS(refusal_of("mask", ffi::PRED, {1, 1, 8, 7}), "mask has shape [1, 1, 8, 7]; batch");
+  CHECK_CONTAINS(refusal_of("mask", ffi::PRED, {1, 1, 1, 9}), "mask has shape [1, 1, 1, 9]; batch");
+  CHECK_CONTAINS(refusal_of("mask", ffi::PRED, {9, 7}),
+                 "mask has shape [9, 7]; must have at least 3 dimensions: heads, queries, keys");
+}
+
 TEST(EmptyOperands) {
   CHECK_CONTAINS(Refusal(CallOf({2, 0, 8, 64}, {2, 9, 8, 64}, {2, 9, 8, 64})),
                  "empty operand or result query [2, 0, 8, 64]");
@@ -106,7 +121,8 @@ TEST(EmptyOperands) {
 TEST(WhatAKernelAsksFor) {
   CHECK_CONTAINS(Refusal(ForwardCall(Forward()).Unset("scale")),
                  "the call has no value scale; it has batch, query_length, query_heads, head_dim, "
-                 "key_length, key_heads, value_head_dim, window [kernel sm_90a/forward]");
+                 "key_length, key_heads, value_head_dim, bias_axes, mask_axes, window "
+                 "[kernel sm_90a/forward]");
   CHECK_CONTAINS(RefusalWith("scale", int32_t{1}), "value must be a float32: scale");
   CHECK_CONTAINS(RefusalWith("window", 1.0f), "value must be an integer: window");
   CHECK_CONTAINS(RefusalWith("window", int64_t{2147483648}),

@@ -97,6 +97,27 @@ TEST(ValuesOfTheShapes) {
   for (size_t i = 0; i < 7; ++i) CHECK_EQ(ParameterAs<int32_t>(launch, i), expected[i]);
 }
 
+TEST(ValuesOfABiasAndAMask) {
+  const std::string name = Add(MakeSpec(
+      "dense", {Int32("bias_axes"), Int32("mask_axes"), Int32("bias_batch"), Int32("bias_heads"),
+                Int32("bias_queries"), Int32("bias_keys"), Int32("padded_query_length")}));
+  Invocation call;
+  call.Operand("query", ffi::F16, {2, 3, 11, 8, 64})
+      .Operand("key", ffi::F16, {2, 3, 13, 4, 64})
+      .Operand("bias", ffi::F32, {1, 1, 8, 1, 13})
+      .Operand("mask", ffi::PRED, {6, 1, 11, 1})
+      .Operand("lse_log2", ffi::F32, {2, 3, 8, 64})
+      .Set("kernels", name);
+  const std::string launch = OnlyLaunch(call);
+  const int32_t expected[] = {0b1010, 0b0101, 1, 8, 1, 13, 64};
+  for (size_t i = 0; i < 7; ++i) CHECK_EQ(ParameterAs<int32_t>(launch, i), expected[i]);
+
+  const std::string without = Add(MakeSpec("no_dense", {Int32("bias_axes"), Int32("mask_axes")}));
+  const std::string plain = OnlyLaunch(ForwardCall(without));
+  CHECK_EQ(ParameterAs<int32_t>(plain, 0), 0);
+  CHECK_EQ(ParameterAs<int32_t>(plain, 1), 0);
+}
+
 TEST(ValuesOfAttributes) {
   const std::string name =
       Add(MakeSpec("attributes", {Int32("small"), Int32("wide"), Float32("cap"), Int32("least")}));
