@@ -27,8 +27,7 @@ from .contention import other_kernels_running
 RUNS = int(os.environ.get("JAX_FLASH_TEST_RUNS", "1000"))
 """Of each case, beside other kernels."""
 
-NAMES = ("d_query", "d_key", "d_value")
-Gradients = tuple[jax.Array, ...]
+Arrays = dict[str, jax.Array]
 
 EVERYTHING = next(case for case in CASES if case.name == "everything")
 LONG = Case(
@@ -74,28 +73,41 @@ SHORT_CASES = {
 each_short_case = pytest.mark.parametrize("case", SHORT_CASES.values(), ids=SHORT_CASES.keys())
 
 
-def gradient_function(inputs: Inputs, *, remat: bool = False) -> Callable[..., Gradients]:
-    """Returns (query, key, value, d_output, d_lse) -> gradients, for what else the inputs ask."""
+def gradient_function(inputs: Inputs, *, remat: bool = False) -> Callable[[Arrays], Arrays]:
+    """Returns `arrays_of(inputs)` -> gradients, for what else the inputs ask."""
     attention = public_attention(implementation="cuda", deterministic_bwd=True)
 
-    def gradients(*arrays: jax.Array) -> Gradients:
-        query, key, value, *cotangents = arrays
+    def gradients(arrays: Arrays) -> Arrays:
+        operands = {name: array for name, array in arrays.items() if not name.startswith("d_")}
 
-        def results(query: jax.Array, key: jax.Array, value: jax.Array) -> Any:
-            return attention(query, key, value, inputs.semantics)
+        def results(operands: Arrays) -> Any:
+            given = {name: operands[name] for name in ("bias", "sinks") if name in operands}
+            semantics = replace(inputs.semantics, **given)
+            return attention(operands["query"], operands["key"], operands["value"], semantics)
 
         results = jax.checkpoint(results) if remat else results
-        return jax.vjp(results, query, key, value)[1](tuple(cotangents))
+        _, pull_back = jax.vjp(results, operands)
+        (own,) = pull_back((arrays["d_output"], arrays["d_lse"]))
+        return {f"d_{name}": gradient for name, gradient in own.items()}
 
     return gradients
 
 
-def arrays_of(inputs: Inputs) -> tuple[jax.Array, ...]:
-    return inputs.query, inputs.key, inputs.value, inputs.d_output, inputs.d_lse
+def arrays_of(inputs: Inputs) -> Arrays:
+    """The operands that have gradients, and the cotangents, whose names begin with d_."""
+    names = ("query", "key", "value", "d_output", "d_lse")
+    given = {name: getattr(inputs.semantics, name) for name in ("bias", "sinks")}
+    present = {name: array for name, array in given.items() if array is not None}
+    return {name: getattr(inputs, name) for name in names} | present
 
 
-def by_name(gradients: Gradients) -> dict[str, np.ndarray]:
-    return {name: np.asarray(array) for name, array in zip(NAMES, gradients, strict=True)}
+def on_host(gradients: Arrays) -> dict[str, np.ndarray]:
+    return {name: np.asarray(array) for name, array in gradients.items()}
+
+
+def different_bits(left: jax.Array, right: jax.Array) -> jax.Array:
+    bits = jnp.dtype(f"uint{8 * left.dtype.itemsize}")
+    return jnp.sum(left.view(bits) != right.view(bits))
 
 
 @each_long_case
@@ -105,22 +117,19 @@ def test_many_runs_beside_other_kernels(case: Case) -> None:
     gradients = gradient_function(inputs)
 
     @jax.jit
-    def count_differences(count: jax.Array, first: Gradients, *arrays: jax.Array) -> jax.Array:
-        differences = [
-            jnp.sum(a.view(jnp.uint16) != b.view(jnp.uint16))
-            for a, b in zip(first, gradients(*arrays), strict=True)
-        ]
-        return count + jnp.stack(differences)
+    def count_differences(count: Arrays, first: Arrays, arrays: Arrays) -> Arrays:
+        own = gradients(arrays)
+        return {name: count[name] + different_bits(own[name], first[name]) for name in own}
 
-    first = jax.jit(gradients)(*arrays)
-    count = jnp.zeros(len(NAMES), jnp.int32)
-    count = count_differences(count, first, *arrays).block_until_ready()
+    first = jax.jit(gradients)(arrays)
+    count = {name: jnp.zeros((), jnp.int32) for name in first}
+    count = jax.block_until_ready(count_differences(count, first, arrays))
     with other_kernels_running() as launches:
         for _ in range(RUNS):
-            count = count_differences(count, first, *arrays)
-        count.block_until_ready()
+            count = count_differences(count, first, arrays)
+        jax.block_until_ready(count)
     assert launches.count > 10
-    assert dict(zip(NAMES, count.tolist(), strict=True)) == dict.fromkeys(NAMES, 0)
+    assert {name: int(number) for name, number in count.items()} == dict.fromkeys(first, 0)
 
 
 @each_short_case
@@ -128,18 +137,18 @@ def test_eager_jit_scan_and_remat(case: Case) -> None:
     inputs = poison_padding(make_inputs(case))
     arrays = arrays_of(inputs)
     gradients = gradient_function(inputs)
-    expected = by_name(jax.jit(gradients)(*arrays))
+    expected = on_host(jax.jit(gradients)(arrays))
     assert all(np.isfinite(array.astype(np.float32)).all() for array in expected.values())
     assert all((array != 0).any() for array in expected.values())
-    assert_bitwise_equal(by_name(gradients(*arrays)), expected)
+    assert_bitwise_equal(on_host(gradients(arrays)), expected)
 
     @jax.jit
-    def scanned(*stacks: jax.Array) -> Any:
-        return jax.lax.scan(lambda _, own: (None, gradients(*own)), None, stacks)[1]
+    def scanned(stacks: Arrays) -> Arrays:
+        return jax.lax.scan(lambda _, own: (None, gradients(own)), None, stacks)[1]
 
-    twice = scanned(*(jnp.stack([array, array]) for array in arrays))
+    twice = scanned({name: jnp.stack([array, array]) for name, array in arrays.items()})
     for step in range(2):
-        assert_bitwise_equal(by_name(tuple(array[step] for array in twice)), expected)
+        assert_bitwise_equal({name: np.asarray(a[step]) for name, a in twice.items()}, expected)
 
     recomputed = jax.jit(gradient_function(inputs, remat=True))
-    assert_bitwise_equal(by_name(recomputed(*arrays)), expected)
+    assert_bitwise_equal(on_host(recomputed(arrays)), expected)
