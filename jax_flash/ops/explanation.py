@@ -109,6 +109,8 @@ def explanation_of(call: Call, decision: Decision) -> Explanation:
         on_cuda = elsewhere = "emulate"
     elif call.implementation == "emulate" and decision.reasons:
         on_cuda = elsewhere = "error"
+    bias_operation = None if kernels is None else kernels.backward_bias
+    bias = () if bias_operation is None else _kernels(bias_operation)
     shapes = {name: tuple(getattr(call, name).shape) for name in ("query", "key", "value")}
     return Explanation(
         implementation=on_cuda if default_backend_is_cuda() else elsewhere,
@@ -118,7 +120,7 @@ def explanation_of(call: Call, decision: Decision) -> Explanation:
         target="" if decision.target is None else decision.target.description,
         reasons_against_cuda=reasons,
         forward=() if kernels is None else _kernels(kernels.forward),
-        backward=() if backward is None else _kernels(backward),
+        backward=() if backward is None else (*_kernels(backward), *bias),
         deterministic_bwd=backward is None or decision.problem.deterministic_bwd,
         backward_workspace_bytes=0 if backward is None else workspace_bytes(backward, shapes),
         cubins=registration.REGISTRATION.directory,

@@ -31,6 +31,8 @@ MASKS: dict[str, dict[str, Any]] = {
         "key_value_seq_lengths": np.array([100, 137]),
         "query_segment_ids": np.repeat([[0, 1, 2, -1], [3, 1, 1, 0]], 50, axis=1),
         "key_value_segment_ids": np.repeat([[0, 1, -1], [2, 1, 1]], 46, axis=1)[:, :137],
+        "bias": np.random.default_rng(1).standard_normal((4, *LENGTHS), np.float32),
+        "mask": np.random.default_rng(2).random((2, 1, *LENGTHS)) < 0.9,
     },
 }
 HEAD_DIMS = ((64, 64), (128, 128), (192, 128), (256, 256))

@@ -53,6 +53,16 @@ def test_features_choose_their_kernel(case: str, make_operands: Operands) -> Non
 
 
 @pytest.mark.usefixtures("all_kernels")
+def test_the_gradient_of_a_bias_has_a_kernel_of_its_own(make_operands: Operands) -> None:
+    chosen = jax_flash.explain(**make_operands(), bias=np.zeros((T, S), np.float32))
+    assert [kernel.name for kernel in chosen.backward][-1] == (
+        "sm_90a/backward_bias_bf16_d64_general"
+    )
+    without = jax_flash.explain(**make_operands(), mask=np.ones((T, S), bool))
+    assert not any("backward_bias" in kernel.name for kernel in without.backward)
+
+
+@pytest.mark.usefixtures("all_kernels")
 def test_gradients_of_large_head_dimensions_are_plain_jax_or_refused(
     make_operands: Operands,
 ) -> None:
