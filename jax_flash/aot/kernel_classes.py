@@ -27,4 +27,10 @@ KERNEL_CLASSES = {
     KernelRole.BACKWARD_BIAS: KernelClass(
         module="jax_flash.kernels.sm90.backward_bias", name="BackwardBiasKernel"
     ),
+    KernelRole.BACKWARD_KV: KernelClass(
+        module="jax_flash.kernels.sm90.backward_kv", name="BackwardKvKernel"
+    ),
+    KernelRole.BACKWARD_Q: KernelClass(
+        module="jax_flash.kernels.sm90.backward_q", name="BackwardQKernel"
+    ),
 }

@@ -216,7 +216,6 @@ def _backward(
         return _Named({f"d_{name}": array for name, array in gradients._asdict().items()})
 
     def kernels(call: KernelCall, named: _Named) -> _Named:
-        assert call.backward is not None
         buffers = _run(call.backward, call, named, route)
         if "sinks" in named:
             buffers["d_sinks"] = _sinks_gradient(named["sinks"], buffers)
@@ -227,8 +226,6 @@ def _backward(
             buffers["d_bias"] = sum_to_shape(results["d_bias"], bias.shape)
         return buffers
 
-    if route.kernels is not None and route.kernels.backward is None:
-        route = _without_kernels(route, query.shape[-1], value.shape[-1])
     gradients = _on_route(route, plain, kernels, inputs, semantics, tuple(wanted))
     d_sinks = gradients.get("d_sinks")
     if d_sinks is not None and semantics.sinks is not None:
@@ -310,22 +307,6 @@ def _on_route(
         run_parts, [index for index, name in enumerate(named) if name in DENSE_NAMES]
     )
     return _Named(zip(wanted, run(*named.values()), strict=True))
-
-
-def _without_kernels(route: Route, head_dim: int, value_head_dim: int) -> Route:
-    """Returns the route of a backward pass that no kernel computes.
-
-    Raises:
-      NotImplementedError: an implementation was named that is not plain JAX.
-    """
-    if route.cuda_only or route.emulated:
-        named = "emulate" if route.emulated else "cuda"
-        raise NotImplementedError(
-            f'implementation="{named}" has no backward kernel for head dimensions D={head_dim}, '
-            f"Dv={value_head_dim} (they exist up to 128). Pass implementation=None (the kernel "
-            'forward, plain JAX backward) or "xla" to differentiate.'
-        )
-    return replace(route, kernels=None)
 
 
 def _run(operation: Operation, call: KernelCall, named: _Named, route: Route) -> _Named:

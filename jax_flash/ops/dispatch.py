@@ -37,8 +37,7 @@ class KernelCall:
     """What the kernels need besides arrays; hashable, part of every jit key."""
 
     forward: Operation
-    backward: Operation | None
-    """None where only the forward pass has kernels: gradients are then plain JAX's."""
+    backward: Operation
     backward_bias: Operation | None = None
     """The bias's gradient; None for a call without a bias."""
     scale: float
@@ -274,22 +273,21 @@ def _kernel_call(call: Call, problem: AttentionProblem, arch: Arch) -> KernelCal
     forward_dims = forward_tile_dims(problem, arch)
     backward_dims = backward_tile_dims(problem, arch)
     assert forward_dims is not None, "reasons_unsupported has checked the head dimensions"
-    backward = backward_bias = None
-    if backward_dims is not None:
-        backward = backward_operation(
+    bias_dims = backward_bias_tile_dims(problem, arch)
+    assert backward_dims is not None, "every head dimension with a forward kernel has backward ones"
+    backward_bias = None
+    if bias_dims is not None and Feature.BIAS in problem.features:
+        backward_bias = backward_bias_operation(arch, dtype, bias_dims, problem.features)
+    return KernelCall(
+        forward=forward_operation(arch, dtype, forward_dims, band.mask, problem.features),
+        backward=backward_operation(
             arch,
             dtype,
             backward_dims,
             band.mask,
             problem.features,
             deterministic=problem.deterministic_bwd,
-        )
-    bias_dims = backward_bias_tile_dims(problem, arch)
-    if backward is not None and bias_dims is not None and Feature.BIAS in problem.features:
-        backward_bias = backward_bias_operation(arch, dtype, bias_dims, problem.features)
-    return KernelCall(
-        forward=forward_operation(arch, dtype, forward_dims, band.mask, problem.features),
-        backward=backward,
+        ),
         backward_bias=backward_bias,
         scale=call.semantics.scale,
         soft_cap=call.semantics.soft_cap or 0.0,

@@ -12,6 +12,7 @@ from jax_flash.ops.arguments import Call
 from jax_flash.ops.dispatch import Decision, default_backend_is_cuda
 from jax_flash.ops.ffi_calls import workspace_bytes
 from jax_flash.spec.launch_plan import Operation
+from jax_flash.spec.variant import KernelRole
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,8 +48,7 @@ class Explanation:
         target: the architecture and where it was learned from; empty if not looked for.
         reasons_against_cuda: why no kernel runs the call; empty if kernels do.
         forward: kernels of the forward pass on CUDA, in launch order.
-        backward: kernels of the backward pass on CUDA, in launch order; empty where there are none,
-            and gradients are plain JAX's, or an error for implementation="cuda" and "emulate".
+        backward: kernels of the backward pass on CUDA, in launch order.
         deterministic_bwd: whether gradients have the same bits on every run on CUDA.
         backward_workspace_bytes: bytes of device memory that the backward pass needs beside its
             operands and gradients, with kernels; an expression if dimensions are symbolic.
@@ -84,9 +84,7 @@ class Explanation:
         lines += [f"  why no kernels: {reason}" for reason in self.reasons_against_cuda]
         lines += [f"  forward kernel: {kernel}" for kernel in self.forward]
         lines += [f"  backward kernel: {kernel}" for kernel in self.backward]
-        if self.on_cuda == "cuda" and not self.backward:
-            lines.append("  backward: plain JAX; no kernel has these head dimensions yet")
-        elif self.on_cuda == "cuda":
+        if self.on_cuda == "cuda":
             order = "deterministic" if self.deterministic_bwd else "not deterministic"
             lines.append(f"  backward: {order}, workspace {_number(self.backward_workspace_bytes)}")
         lines.append(f"  cubins: {self.cubins}")
@@ -100,7 +98,6 @@ def explanation_of(call: Call, decision: Decision) -> Explanation:
         reasons = ('implementation="xla" was asked for',)
     elif kernels is None and not reasons:
         reasons = ("a dimension is 0, so there is nothing for a kernel to do",)
-    backward = None if kernels is None else kernels.backward
     elsewhere = "error" if route.cuda_only else "xla"
     on_cuda = "xla" if kernels is None else "cuda"
     if route.cuda_only and decision.reasons:
@@ -120,10 +117,19 @@ def explanation_of(call: Call, decision: Decision) -> Explanation:
         target="" if decision.target is None else decision.target.description,
         reasons_against_cuda=reasons,
         forward=() if kernels is None else _kernels(kernels.forward),
-        backward=() if backward is None else (*_kernels(backward), *bias),
-        deterministic_bwd=backward is None or decision.problem.deterministic_bwd,
-        backward_workspace_bytes=0 if backward is None else workspace_bytes(backward, shapes),
+        backward=() if kernels is None else (*_kernels(kernels.backward), *bias),
+        deterministic_bwd=kernels is None or _is_deterministic(kernels.backward),
+        backward_workspace_bytes=(
+            0 if kernels is None else workspace_bytes(kernels.backward, shapes)
+        ),
         cubins=registration.REGISTRATION.directory,
+    )
+
+
+def _is_deterministic(backward: Operation) -> bool:
+    return all(
+        kernel.deterministic or kernel.role is not KernelRole.BACKWARD
+        for kernel in backward.kernels
     )
 
 

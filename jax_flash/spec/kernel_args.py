@@ -14,13 +14,15 @@ from jax_flash.spec.buffers import (
     SEQUENCE_FEATURES,
 )
 from jax_flash.spec.problem import Feature
-from jax_flash.spec.tile import WARPGROUP_ROWS
+from jax_flash.spec.tile import WARPGROUP_ROWS, BackwardTile
 from jax_flash.spec.variant import (
     KernelRole,
     KernelVariant,
     backward_bias_tile_of,
     backward_tile_of,
     forward_tile_of,
+    fused_backward_tile_of,
+    split_backward_tile_of,
 )
 
 ABI_VERSION = 1
@@ -98,6 +100,16 @@ _LENGTHS_AND_HEADS = (
 # Always passed, so that every band shares one parameter list; an absent bound's value is unused.
 _BAND = (ScalarArgument(name="band_lower"), ScalarArgument(name="band_upper"))
 
+_SCALES = (
+    ScalarArgument(name="scale_log2", dtype="float32"),
+    ScalarArgument(name="scale", dtype="float32"),
+)
+
+_ROW_STATISTICS = (
+    PointerArgument(operand="lse_log2", dtype="f32"),
+    PointerArgument(operand="delta", dtype="f32"),
+)
+
 
 def _optional(feature: Feature) -> PointerArgument:
     operand = OPTIONAL_OPERANDS[feature]
@@ -147,23 +159,25 @@ def _forward_arguments(variant: KernelVariant) -> tuple[KernelArgument, ...]:
 
 def _row_statistics_arguments(variant: KernelVariant) -> tuple[KernelArgument, ...]:
     dtype = variant.dtype.value
+    zeroed = (
+        PointerArgument(operand="dq_accumulator", dtype="f32"),
+        PointerArgument(operand="dq_semaphores", dtype="s32"),
+    )
     return (
         PointerArgument(operand="output", dtype=dtype),
         PointerArgument(operand="d_output", dtype=dtype),
         PointerArgument(operand="lse", dtype="f32"),
         PointerArgument(operand="d_lse", dtype="f32"),
-        PointerArgument(operand="lse_log2", dtype="f32"),
-        PointerArgument(operand="delta", dtype="f32"),
-        PointerArgument(operand="dq_accumulator", dtype="f32"),
-        PointerArgument(operand="dq_semaphores", dtype="s32"),
+        *_ROW_STATISTICS,
         ScalarArgument(name="query_length"),
         ScalarArgument(name="query_heads"),
         ScalarArgument(name="value_head_dim"),
+        *(zeroed if isinstance(backward_tile_of(variant), BackwardTile) else ()),
     )
 
 
 def _backward_arguments(variant: KernelVariant) -> tuple[KernelArgument, ...]:
-    tile = backward_tile_of(variant)
+    tile = fused_backward_tile_of(variant)
     dtype = variant.dtype.value
     return (
         _map("query", dtype, tile.tile_q),
@@ -172,14 +186,49 @@ def _backward_arguments(variant: KernelVariant) -> tuple[KernelArgument, ...]:
         _map("d_output", dtype, tile.tile_q),
         _map("d_key", dtype, WARPGROUP_ROWS),
         _map("d_value", dtype, WARPGROUP_ROWS),
-        PointerArgument(operand="lse_log2", dtype="f32"),
-        PointerArgument(operand="delta", dtype="f32"),
+        *_ROW_STATISTICS,
         PointerArgument(operand="dq_accumulator", dtype="f32"),
         PointerArgument(operand="dq_semaphores", dtype="s32"),
         *_SEQUENCES,
         *_GENERAL,
-        ScalarArgument(name="scale_log2", dtype="float32"),
-        ScalarArgument(name="scale", dtype="float32"),
+        *_SCALES,
+        *_LENGTHS_AND_HEADS,
+        *_BAND,
+    )
+
+
+def _backward_kv_arguments(variant: KernelVariant) -> tuple[KernelArgument, ...]:
+    tile = split_backward_tile_of(variant)
+    dtype = variant.dtype.value
+    return (
+        _map("query", dtype, tile.tile_q),
+        _map("key", dtype, tile.tile_kv),
+        _map("value", dtype, tile.tile_kv),
+        _map("d_output", dtype, tile.tile_q),
+        _map("d_key", dtype, tile.tile_kv),
+        _map("d_value", dtype, tile.tile_kv),
+        *_ROW_STATISTICS,
+        *_SEQUENCES,
+        *_GENERAL,
+        *_SCALES,
+        *_LENGTHS_AND_HEADS,
+        *_BAND,
+    )
+
+
+def _backward_q_arguments(variant: KernelVariant) -> tuple[KernelArgument, ...]:
+    tile = split_backward_tile_of(variant)
+    dtype = variant.dtype.value
+    return (
+        _map("query", dtype, WARPGROUP_ROWS),
+        _map("key", dtype, tile.tile_kv),
+        _map("value", dtype, tile.tile_kv),
+        _map("d_output", dtype, WARPGROUP_ROWS),
+        _map("d_query", dtype, WARPGROUP_ROWS),
+        *_ROW_STATISTICS,
+        *_SEQUENCES,
+        *_GENERAL,
+        *_SCALES,
         *_LENGTHS_AND_HEADS,
         *_BAND,
     )
@@ -223,6 +272,8 @@ _ARGUMENTS = {
     KernelRole.BACKWARD: _backward_arguments,
     KernelRole.FINISH_DQ: _finish_dq_arguments,
     KernelRole.BACKWARD_BIAS: _backward_bias_arguments,
+    KernelRole.BACKWARD_KV: _backward_kv_arguments,
+    KernelRole.BACKWARD_Q: _backward_q_arguments,
 }
 
 

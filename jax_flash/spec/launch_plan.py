@@ -25,6 +25,7 @@ from jax_flash.spec.buffers import (
     Buffer,
 )
 from jax_flash.spec.problem import GENERAL_FEATURES, Feature
+from jax_flash.spec.tile import SplitBackwardTile
 from jax_flash.spec.tile_table import HeadDims, backward_tile, forward_tile
 from jax_flash.spec.variant import (
     DType,
@@ -33,6 +34,8 @@ from jax_flash.spec.variant import (
     backward_bias_tile_of,
     backward_tile_of,
     forward_tile_of,
+    fused_backward_tile_of,
+    split_backward_tile_of,
 )
 
 ROW_KERNEL_THREADS = 256
@@ -87,12 +90,21 @@ def launch_plan(variant: KernelVariant) -> LaunchPlan:
         threads, shared_memory_bytes = forward.threads, forward.shared_memory_bytes
         resident_up_to = _CAUSAL_RESIDENT_UP_TO if variant.band.upper else _ANY_LENGTH
     elif variant.role is KernelRole.BACKWARD:
-        backward = backward_tile_of(variant)
+        backward = fused_backward_tile_of(variant)
         tiles = GridFactor(value="key_length", divisor=backward.tile_kv)
         heads = GridFactor(value="key_heads")
         threads, shared_memory_bytes = backward.threads, backward.shared_memory_bytes
     elif variant.role is KernelRole.BACKWARD_BIAS:
         return _backward_bias_plan(variant)
+    elif variant.role is KernelRole.BACKWARD_KV:
+        split = split_backward_tile_of(variant)
+        tiles = GridFactor(value="key_length", divisor=split.tile_kv)
+        heads = GridFactor(value="key_heads")
+        threads, shared_memory_bytes = split.threads, split.kv_shared_memory_bytes
+    elif variant.role is KernelRole.BACKWARD_Q:
+        split = split_backward_tile_of(variant)
+        tiles = GridFactor(value="query_length", divisor=split.owned_queries)
+        threads, shared_memory_bytes = split.threads, split.q_shared_memory_bytes
     else:
         tiles = GridFactor(value="query_length", divisor=backward_tile_of(variant).tile_q)
         threads, shared_memory_bytes = ROW_KERNEL_THREADS, 0
@@ -189,10 +201,11 @@ def backward_operation(
     *,
     deterministic: bool,
 ) -> Operation:
-    """Returns the backward operation: row statistics, main kernel, finish-dQ.
+    """Returns the backward operation: row statistics, then the gradients.
 
-    Sinks are no operand: the log-sum-exp accounts for them, and their own gradient is a sum over
-    the row statistics.
+    These are the main kernel and finish-dQ, or where the tile is split the kernel of dK and dV and
+    that of dQ, both of which are deterministic in any case. Sinks are no operand: the log-sum-exp
+    accounts for them, and their own gradient is a sum over the row statistics.
     """
     general = bool(features & GENERAL_FEATURES)
     tile = backward_tile(arch, head_dims, general=general)
@@ -203,19 +216,26 @@ def backward_operation(
         head_dims=head_dims,
         general=tile != backward_tile(arch, head_dims),
     )
+    workspaces = [*ROW_STATISTICS]
+    if isinstance(tile, SplitBackwardTile):
+        roles = (KernelRole.BACKWARD_KV, KernelRole.BACKWARD_Q)
+        gradients = [replace(base, role=role, band=band, general=general) for role in roles]
+    else:
+        main = replace(
+            base, role=KernelRole.BACKWARD, band=band, deterministic=deterministic, general=general
+        )
+        gradients = [main, replace(base, role=KernelRole.FINISH_DQ)]
+        workspaces += [
+            Buffer(
+                name="dq_accumulator",
+                dtype="float32",
+                axes=("query_heads", "padded_query_length", "padded_head_dim"),
+            ),
+            Buffer(name="dq_semaphores", dtype="int32", axes=("query_heads", "query_tiles")),
+        ]
     return Operation(
         target="jax_flash_backward_v1",
-        kernels=(
-            base,
-            replace(
-                base,
-                role=KernelRole.BACKWARD,
-                band=band,
-                deterministic=deterministic,
-                general=general,
-            ),
-            replace(base, role=KernelRole.FINISH_DQ),
-        ),
+        kernels=(base, *gradients),
         operands=(
             *INPUTS,
             *RESULTS,
@@ -227,13 +247,7 @@ def backward_operation(
             Buffer(name="d_query", dtype="input", axes=QUERY_AXES),
             Buffer(name="d_key", dtype="input", axes=KEY_AXES),
             Buffer(name="d_value", dtype="input", axes=VALUE_AXES),
-            *ROW_STATISTICS,
-            Buffer(
-                name="dq_accumulator",
-                dtype="float32",
-                axes=("query_heads", "padded_query_length", "padded_head_dim"),
-            ),
-            Buffer(name="dq_semaphores", dtype="int32", axes=("query_heads", "query_tiles")),
+            *workspaces,
         ),
         tile_q=tile.tile_q,
         tile_kv=tile.tile_kv,

@@ -82,7 +82,7 @@ class ForwardTile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackwardTile:
-    """Tile of the sm_90a backward kernel: one block owns ``tile_kv`` keys of one key head.
+    """Tile of the sm_90a kernel of all gradients: one block owns ``tile_kv`` keys of one key head.
 
     It keeps its K and V in shared memory and dK, dV in registers, and visits the query tiles of
     every query head of its group.
@@ -180,3 +180,83 @@ class BackwardBiasTile:
         columns = self.head_dim + self.value_head_dim
         stages = self.num_stages * (self.tile_q + self.tile_kv) * columns * _ELEMENT_BYTES
         return stages + self.tile_q * self.sum_columns * _FLOAT_BYTES + BARRIER_BYTES
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SplitBackwardTile:
+    """Tiles of the sm_90a pair of kernels, one for dK and dV and one for dQ.
+
+    For head dimensions at which dK and dV of 128 keys do not fit into registers. A block of
+    BACKWARD_KV owns ``tile_kv`` keys of one key head and visits ``tile_q`` queries at a time; one
+    warpgroup sums dV, the other dK. A block of BACKWARD_Q owns 64 queries for each warpgroup and
+    visits ``tile_kv`` keys at a time.
+    """
+
+    head_dim: int
+    value_head_dim: int
+    tile_q: int
+    tile_kv: int
+    num_stages: int
+    """Stages of Q and of dO in BACKWARD_KV."""
+    num_weight_stages: int
+    """Stages of P, which one warpgroup of BACKWARD_KV passes to the other."""
+    num_key_stages: int
+    """Stages of K in BACKWARD_Q."""
+    num_value_stages: int
+    """Stages of V in BACKWARD_Q."""
+
+    def __post_init__(self) -> None:
+        """Checks what the warpgroup matmul instructions require."""
+        _check_head_dims(self.head_dim, self.value_head_dim)
+        _check(
+            self.tile_kv == WARPGROUP_ROWS,
+            f"tile_kv={self.tile_kv} is not the 64 rows of a warpgroup",
+        )
+        _check(
+            self.tile_q % 64 == 0 and self.owned_queries % self.tile_q == 0,
+            f"tile_q={self.tile_q} is neither 64 nor {self.owned_queries}",
+        )
+        for name in ("num_stages", "num_weight_stages", "num_value_stages"):
+            _check(getattr(self, name) >= 1, f"{name}={getattr(self, name)} is not positive")
+        _check(
+            self.num_key_stages >= 2,
+            f"num_key_stages={self.num_key_stages}: the scores of the next keys are computed while "
+            "dQ still reads the last, which needs at least 2",
+        )
+
+    @property
+    def num_consumer_warpgroups(self) -> int:
+        """Consumer warpgroups of either kernel."""
+        return 2
+
+    @property
+    def owned_queries(self) -> int:
+        """Queries of a BACKWARD_Q block."""
+        return WARPGROUP_ROWS * self.num_consumer_warpgroups
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block of either kernel: the consumers and one producer warpgroup."""
+        return 128 * (self.num_consumer_warpgroups + 1)
+
+    @property
+    def kv_shared_memory_bytes(self) -> int:
+        """Shared memory of BACKWARD_KV: K, V, the stages of Q and dO with their row statistics,
+        those of P, and the barriers."""
+        columns = self.head_dim + self.value_head_dim
+        rows = self.tile_kv + self.num_stages * self.tile_q
+        statistics = 2 * self.num_stages * self.tile_q * _FLOAT_BYTES
+        weights = self.num_weight_stages * self.tile_q * self.tile_kv * _FLOAT_BYTES
+        return rows * columns * _ELEMENT_BYTES + statistics + weights + BARRIER_BYTES
+
+    @property
+    def q_shared_memory_bytes(self) -> int:
+        """Shared memory of BACKWARD_Q: Q, dO, the stages of K and of V, and the barriers."""
+        key_rows = self.owned_queries + self.num_key_stages * self.tile_kv
+        value_rows = self.owned_queries + self.num_value_stages * self.tile_kv
+        elements = key_rows * self.head_dim + value_rows * self.value_head_dim
+        return elements * _ELEMENT_BYTES + BARRIER_BYTES
+
+
+AnyBackwardTile = BackwardTile | SplitBackwardTile
+"""Tile of the backward operation: of one kernel, or of a pair."""

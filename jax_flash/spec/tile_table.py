@@ -4,7 +4,13 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from jax_flash.spec.arch import Arch
-from jax_flash.spec.tile import BackwardBiasTile, BackwardTile, ForwardTile
+from jax_flash.spec.tile import (
+    AnyBackwardTile,
+    BackwardBiasTile,
+    BackwardTile,
+    ForwardTile,
+    SplitBackwardTile,
+)
 
 # Interleaved timings on one H200 (driver 580.159, bf16, T=8192), TFLOP/s full / causal; all in
 # benchmarks/results/2026-11-29_nvidia-h200_variants.csv.
@@ -56,7 +62,9 @@ _FORWARD_TILES = {
 # dK and dV (64 keys x D, twice) live in registers; S and dP are 64 keys x tile_q each.
 # D=128: overlap_d_key 560 / 543, without 517 / 497; three stages instead of two 558 / 543.
 # D=64: overlap_d_key needs more than 240 registers with 128 queries a tile.
-_BACKWARD_TILES = {
+# Above 128, dK and dV go to a warpgroup each, and dQ to a kernel of its own; stages fill the shared
+# memory (227 KB). Nothing was timed against it yet.
+_BACKWARD_TILES: dict[Arch, tuple[AnyBackwardTile, ...]] = {
     Arch.SM90A: (
         BackwardTile(
             head_dim=64,
@@ -73,6 +81,26 @@ _BACKWARD_TILES = {
             num_stages=2,
             num_consumer_warpgroups=2,
             overlap_d_key=True,
+        ),
+        SplitBackwardTile(
+            head_dim=192,
+            value_head_dim=128,
+            tile_q=64,
+            tile_kv=64,
+            num_stages=3,
+            num_weight_stages=2,
+            num_key_stages=3,
+            num_value_stages=2,
+        ),
+        SplitBackwardTile(
+            head_dim=256,
+            value_head_dim=256,
+            tile_q=64,
+            tile_kv=64,
+            num_stages=2,
+            num_weight_stages=2,
+            num_key_stages=2,
+            num_value_stages=1,
         ),
     ),
 }
@@ -156,8 +184,8 @@ def forward_tile(arch: Arch, head_dims: HeadDims, *, general: bool = False) -> F
     return GENERAL_FORWARD_TILES.get((arch, head_dims), plain) if general else plain
 
 
-def backward_tile(arch: Arch, head_dims: HeadDims, *, general: bool = False) -> BackwardTile:
-    """Returns the tile of a backward kernel, and of the kernels around it."""
+def backward_tile(arch: Arch, head_dims: HeadDims, *, general: bool = False) -> AnyBackwardTile:
+    """Returns the tile of the kernels of the backward operation."""
     plain = BACKWARD_TILES[arch, head_dims]
     return GENERAL_BACKWARD_TILES.get((arch, head_dims), plain) if general else plain
 

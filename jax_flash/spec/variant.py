@@ -5,7 +5,13 @@ from enum import Enum
 
 from jax_flash.spec.arch import Arch
 from jax_flash.spec.band_mask import BOTH_BOUNDS, FULL, BandMask
-from jax_flash.spec.tile import BackwardBiasTile, BackwardTile, ForwardTile
+from jax_flash.spec.tile import (
+    AnyBackwardTile,
+    BackwardBiasTile,
+    BackwardTile,
+    ForwardTile,
+    SplitBackwardTile,
+)
 from jax_flash.spec.tile_table import BACKWARD_BIAS_TILES, backward_tile, forward_tile
 
 
@@ -16,13 +22,22 @@ class KernelRole(Enum):
     """Output and log-sum-exp."""
     ROW_STATISTICS = "row_statistics"
     """First step of backward: ``rowsum(dO * O) - dlse`` and the base-2 log-sum-exp; zeroes the
-    accumulator and the semaphores that the next kernel uses."""
+    accumulator and the semaphores where the next kernel uses any."""
     BACKWARD = "backward"
     """dK, dV and the float32 accumulator of dQ."""
     FINISH_DQ = "finish_dq"
     """Last step of backward: dQ from its accumulator."""
     BACKWARD_BIAS = "backward_bias"
     """Gradient of a dense bias, from the row statistics; always general."""
+    BACKWARD_KV = "backward_kv"
+    """dK and dV alone, where the tile is a ``SplitBackwardTile``."""
+    BACKWARD_Q = "backward_q"
+    """dQ alone, likewise."""
+
+    @property
+    def depends_on_band(self) -> bool:
+        """Whether each mask has its own kernel."""
+        return self not in (KernelRole.ROW_STATISTICS, KernelRole.FINISH_DQ)
 
 
 class DType(Enum):
@@ -53,7 +68,7 @@ class KernelVariant:
 
     def __post_init__(self) -> None:
         """Refuses keys that name no distinct kernel."""
-        serves_all = self.role in (KernelRole.ROW_STATISTICS, KernelRole.FINISH_DQ)
+        serves_all = not self.role.depends_on_band
         if serves_all and (self.band != FULL or self.deterministic):
             raise ValueError(f"{self.role.value} kernels depend on neither band nor determinism")
         if (
@@ -64,10 +79,12 @@ class KernelVariant:
             raise ValueError(f"this {self.role.value} kernel has the same tile when not general")
         if self.general and not serves_all and self.band != BOTH_BOUNDS:
             raise ValueError(f"a general kernel has both bounds, not the band {self.band.name}")
-        if self.role is KernelRole.FORWARD and self.deterministic:
-            raise ValueError("every forward kernel is deterministic; leave deterministic=False")
-        if self.role is KernelRole.BACKWARD_BIAS and (self.deterministic or not self.general):
-            raise ValueError("kernels of a bias's gradient are general, and all deterministic")
+        if self.role is KernelRole.BACKWARD_BIAS and not self.general:
+            raise ValueError("kernels of a bias's gradient are general")
+        if self.deterministic and self.role is not KernelRole.BACKWARD:
+            raise ValueError(
+                f"every {self.role.value} kernel is deterministic; leave deterministic=False"
+            )
 
     @property
     def name(self) -> str:
@@ -75,7 +92,7 @@ class KernelVariant:
         words = [self.role.value, self.dtype.value, _dims_name(*self.head_dims)]
         if self.general:
             words.append("general")
-        elif self.role in (KernelRole.FORWARD, KernelRole.BACKWARD):
+        elif self.role.depends_on_band:
             words.append(self.band.name)
         if self.deterministic:
             words.append("deterministic")
@@ -91,7 +108,7 @@ def forward_tile_of(variant: KernelVariant) -> ForwardTile:
     return forward_tile(variant.arch, variant.head_dims, general=variant.general)
 
 
-def backward_tile_of(variant: KernelVariant) -> BackwardTile:
+def backward_tile_of(variant: KernelVariant) -> AnyBackwardTile:
     """Returns the tile of a kernel of the backward operation."""
     return backward_tile(variant.arch, variant.head_dims, general=variant.general)
 
@@ -99,3 +116,27 @@ def backward_tile_of(variant: KernelVariant) -> BackwardTile:
 def backward_bias_tile_of(variant: KernelVariant) -> BackwardBiasTile:
     """Returns the tile of a kernel of a bias's gradient."""
     return BACKWARD_BIAS_TILES[variant.arch, variant.head_dims]
+
+
+def fused_backward_tile_of(variant: KernelVariant) -> BackwardTile:
+    """Returns the tile of a kernel of an operation that computes all gradients in one.
+
+    Raises:
+      ValueError: the operation of these head dimensions has a pair of kernels.
+    """
+    tile = backward_tile_of(variant)
+    if not isinstance(tile, BackwardTile):
+        raise ValueError(f"{variant.name}: head dimensions {variant.head_dims} have a split tile")
+    return tile
+
+
+def split_backward_tile_of(variant: KernelVariant) -> SplitBackwardTile:
+    """Returns the tile of a kernel of an operation with one kernel for dK and dV, one for dQ.
+
+    Raises:
+      ValueError: the operation of these head dimensions computes all gradients in one.
+    """
+    tile = backward_tile_of(variant)
+    if not isinstance(tile, SplitBackwardTile):
+        raise ValueError(f"{variant.name}: head dimensions {variant.head_dims} have no split tile")
+    return tile

@@ -20,6 +20,7 @@ import pytest
 from jax_flash.emulator.errors import ProgramFault
 from jax_flash.emulator.launch import Options
 from jax_flash.emulator.schedule import Schedule
+from jax_flash.spec.kernel_args import kernel_arguments
 from jax_flash.spec.launch_plan import Operation
 from jax_flash.spec.variant import KernelRole
 
@@ -37,6 +38,22 @@ PROBLEMS = {
         query_lengths=(310,),
         key_lengths=(290,),
         deterministic=True,
+    ),
+    KernelRole.BACKWARD_KV: Problem(
+        query_length=420,
+        key_length=90,
+        head_dim=136,
+        value_head_dim=128,
+        query_lengths=(400,),
+        key_lengths=(80,),
+    ),
+    KernelRole.BACKWARD_Q: Problem(
+        query_length=90,
+        key_length=420,
+        head_dim=136,
+        value_head_dim=128,
+        query_lengths=(80,),
+        key_lengths=(400,),
     ),
 }
 SCHEDULES = [
@@ -69,6 +86,8 @@ SILENT = {
         r"drop: bar\.warp\.sync": 2,
         r"drop: fence\.acq_rel\.gpu": 1,
     },
+    KernelRole.BACKWARD_KV: {},
+    KernelRole.BACKWARD_Q: {},
 }
 """Changes that may go unreported, as patterns, how many of them at most, and why."""
 
@@ -82,7 +101,17 @@ def operation_and_arrays(role: KernelRole, directory: Path) -> tuple[Operation, 
     forward, _ = run_with_statistics(
         problem, problem.forward(), inputs, directory, Options(schedule=SCHEDULES[-1])
     )
-    return problem.backward(), inputs | {"output": forward["output"], "lse": forward["lse"]}
+    arrays = inputs | {"output": forward["output"], "lse": forward["lse"]}
+    return only_up_to(role, problem.backward()), arrays
+
+
+def only_up_to(role: KernelRole, operation: Operation) -> Operation:
+    """Returns the operation without the kernels of gradients other than that of a role."""
+    wanted = (KernelRole.ROW_STATISTICS, role)
+    kernels = tuple(kernel for kernel in operation.kernels if kernel.role in wanted)
+    taken = {argument.as_row()[1] for kernel in kernels for argument in kernel_arguments(kernel)}
+    results = tuple(buffer for buffer in operation.results if buffer.name in taken)
+    return replace(operation, kernels=kernels, results=results)
 
 
 def copied_kernels(operation: Operation, source: Path, target: Path) -> None:
@@ -124,7 +153,7 @@ def shows(run, schedule: Schedule, expected: Arrays) -> bool:
     return any(
         not np.array_equal(results[name].view(np.uint8), array.view(np.uint8))
         for name, array in expected.items()
-        if name in ("output", "lse", "dq_accumulator", "d_key", "d_value")
+        if name in ("output", "lse", "dq_accumulator", "d_query", "d_key", "d_value")
     )
 
 
@@ -140,7 +169,7 @@ def assert_only_known(mutants: Iterator[Mutant], role: KernelRole) -> None:
     assert not surprises, "no run showed:\n" + "\n".join(surprises)
 
 
-@pytest.mark.parametrize("role", [KernelRole.FORWARD, KernelRole.BACKWARD])
+@pytest.mark.parametrize("role", list(PROBLEMS))
 def test_mutants_are_reported(role: KernelRole, kernel_directory: Path, tmp_path: Path):
     """Every sixth mutant; `JAX_FLASH_MUTANT_STEP=1` runs them all."""
     step = int(os.environ.get("JAX_FLASH_MUTANT_STEP", "6"))

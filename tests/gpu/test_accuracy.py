@@ -27,9 +27,9 @@ from .conftest import kernels
 # XLA would time every matrix product of the oracle, which takes longer than the tests.
 COMPILER_OPTIONS = {"xla_gpu_autotune_level": 0}
 
-# T, S, N, K, D, dtype, mask (full, causal with a query offset, or a window with left, right and
-# query offset), deterministic. Not the full product: every length, ratio of heads, dtype, D, mask
-# and mode, and the pairs likely to matter.
+# T, S, N, K, D (Dv is D, but 128 with D=192), dtype, mask (full, causal with a query offset, or a
+# window with left, right and query offset), deterministic. Not the full product: every length,
+# ratio of heads, dtype, D, mask and mode, and the pairs likely to matter.
 ROWS = [
     (1, 1, 2, 2, 64, "bfloat16", "full", False),
     (1, 1, 2, 1, 128, "float16", 0, True),
@@ -68,6 +68,15 @@ ROWS = [
     (1000, 129, 2, 2, 128, "float16", (64, None, 0), False),
     (300, 200, 2, 2, 128, "bfloat16", (None, 30, -150), True),
     (4097, 4097, 2, 1, 64, "bfloat16", (1024, 0, 0), True),
+    # Head dimensions that have a kernel for dK and dV and one for dQ.
+    (1, 1, 2, 2, 256, "bfloat16", "full", False),
+    (65, 129, 4, 1, 192, "float16", "full", False),
+    (129, 129, 2, 2, 256, "bfloat16", 0, False),
+    (1000, 129, 2, 2, 256, "float16", -300, False),
+    (1000, 1000, 6, 2, 192, "bfloat16", 0, False),
+    (300, 1000, 2, 2, 256, "bfloat16", (100, 30, 500), True),
+    (4097, 4097, 2, 1, 256, "float16", 0, True),
+    (4097, 4097, 2, 2, 192, "bfloat16", "full", True),
 ]
 
 
@@ -94,7 +103,7 @@ def case_of(row: tuple) -> tuple[Case, int, bool]:
         heads=heads,
         key_heads=key_heads,
         head_dim=head_dim,
-        value_dim=head_dim,
+        value_dim=128 if head_dim == 192 else head_dim,
         dtype=dtype,
         is_causal=words[0] == "causal",
         window=window,
@@ -140,7 +149,7 @@ def test_normal_inputs(row: tuple, comparisons: dict[tuple, Future[None]]) -> No
     comparisons[row].result()
 
 
-@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("head_dim", [64, 128, 192, 256])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_inputs_with_outliers(head_dim: int, dtype: str) -> None:
     compare((513, 700, 4, 2, head_dim, dtype, 187, False), with_outliers=True)

@@ -37,6 +37,8 @@ SIZES = {
     "window-d128": replace(BASE, window=(200, 0)),
     "causal-d64": replace(BASE, head_dim=64, value_dim=64),
     "full-d64-float16": replace(BASE, head_dim=64, value_dim=64, is_causal=False, dtype="float16"),
+    "causal-d192-dv128": replace(BASE, head_dim=192, value_dim=128),
+    "full-d256": replace(BASE, head_dim=256, value_dim=256, is_causal=False),
 }
 each_size = pytest.mark.parametrize("case", SIZES.values(), ids=SIZES.keys())
 
@@ -86,6 +88,12 @@ def test_without_deterministic_only_dq_may_vary(case: Case) -> None:
         again = results_and_gradients(kernels(), inputs)
         for name in ("output", "lse", "d_key", "d_value"):
             assert_bitwise_equal({name: again[name]}, {name: first[name]})
+
+
+@pytest.mark.parametrize("name", ["causal-d192-dv128", "full-d256"])
+def test_large_head_dimensions_have_one_result_in_both_modes(name: str) -> None:
+    inputs = make_inputs(SIZES[name])
+    assert_bitwise_equal(results_and_gradients(kernels(), inputs), run(inputs))
 
 
 @each_size

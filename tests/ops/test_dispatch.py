@@ -63,22 +63,21 @@ def test_the_gradient_of_a_bias_has_a_kernel_of_its_own(make_operands: Operands)
 
 
 @pytest.mark.usefixtures("all_kernels")
-def test_gradients_of_large_head_dimensions_are_plain_jax_or_refused(
-    make_operands: Operands,
+@pytest.mark.parametrize("deterministic_bwd", [False, True])
+def test_gradients_of_large_head_dimensions_are_deterministic_in_any_case(
+    deterministic_bwd: bool, make_operands: Operands
 ) -> None:
-    operands = make_operands(dims=(192, 128))
-    chosen = jax_flash.explain(**operands)
-    assert chosen.on_cuda == "cuda"
-    assert chosen.backward == ()
-    assert "backward: plain JAX" in str(chosen)
-
-    def loss(query: Any, implementation: str | None) -> Any:
-        others = operands | {"query": query}
-        return jax_flash.attention(**others, implementation=implementation).sum()
-
-    jax.eval_shape(jax.grad(lambda query: loss(query, None)), operands["query"])
-    with pytest.raises(NotImplementedError, match="no backward kernel for head dimensions D=192"):
-        jax.eval_shape(jax.grad(lambda query: loss(query, "cuda")), operands["query"])
+    operands = make_operands(queries=100, dims=(192, 128))
+    chosen = jax_flash.explain(**operands, is_causal=True, deterministic_bwd=deterministic_bwd)
+    assert [kernel.name for kernel in chosen.backward] == [
+        "sm_90a/row_statistics_bf16_d192v128",
+        "sm_90a/backward_kv_bf16_d192v128_causal",
+        "sm_90a/backward_q_bf16_d192v128_causal",
+    ]
+    assert chosen.deterministic_bwd
+    # Batch 2, 4 heads, 2 tiles of 64 queries: two float32 a row.
+    assert chosen.backward_workspace_bytes == 2 * 4 * 2 * 64 * 2 * 4
+    assert "backward: deterministic, workspace 8,192 bytes" in str(chosen)
 
 
 @pytest.mark.usefixtures("all_kernels")

@@ -24,6 +24,7 @@ from jax_flash.spec.variant import (
     backward_bias_tile_of,
     backward_tile_of,
     forward_tile_of,
+    split_backward_tile_of,
 )
 
 PROBLEM = {
@@ -43,11 +44,12 @@ MASKS = (
     (BandMask(upper=True), frozenset({Feature.SINKS, Feature.QUERY_OFFSET_ARRAY})),
     (BOTH_BOUNDS, frozenset(OPTIONAL_OPERANDS) | GENERAL_FEATURES),
 )
+HEAD_DIMS = ((64, 64), (128, 128), (192, 128), (256, 256))
 
 
 OPERATIONS = [
     operation
-    for dtype, head_dims, (band, features) in product(DType, ((64, 64), (128, 128)), MASKS)
+    for dtype, head_dims, (band, features) in product(DType, HEAD_DIMS, MASKS)
     for operation in (
         forward_operation(Arch.SM90A, dtype, head_dims, band, features),
         backward_operation(Arch.SM90A, dtype, head_dims, band, features, deterministic=False),
@@ -73,10 +75,12 @@ def test_a_kernel_has_a_block_for_each_tile_it_owns(variant):
     blocks = launch_plan(variant).blocks(PROBLEM)
     if variant.role is KernelRole.FORWARD:
         expected = -(-1000 // forward_tile_of(variant).tile_q) * 8 * 3
-    elif variant.role is KernelRole.BACKWARD:
+    elif variant.role in (KernelRole.BACKWARD, KernelRole.BACKWARD_KV):
         expected = -(-77 // backward_tile_of(variant).tile_kv) * 2 * 3
     elif variant.role is KernelRole.BACKWARD_BIAS:
         expected = -(-77 // backward_bias_tile_of(variant).tile_kv) * 8
+    elif variant.role is KernelRole.BACKWARD_Q:
+        expected = -(-1000 // split_backward_tile_of(variant).owned_queries) * 8 * 3
     else:
         expected = -(-1000 // backward_tile_of(variant).tile_q) * 8 * 3
     assert blocks == expected
@@ -137,3 +141,18 @@ def test_backward_is_three_kernels_in_order():
         KernelRole.FINISH_DQ,
     ]
     assert [kernel.deterministic for kernel in operation.kernels] == [False, True, False]
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_the_split_backward_has_no_accumulator_and_no_mode(deterministic: bool):
+    operation = backward_operation(
+        Arch.SM90A, DType.BF16, (256, 256), BandMask(), deterministic=deterministic
+    )
+    assert [kernel.role for kernel in operation.kernels] == [
+        KernelRole.ROW_STATISTICS,
+        KernelRole.BACKWARD_KV,
+        KernelRole.BACKWARD_Q,
+    ]
+    assert not any(kernel.deterministic for kernel in operation.kernels)
+    names = [buffer.name for buffer in operation.results]
+    assert names == ["d_query", "d_key", "d_value", "lse_log2", "delta"]

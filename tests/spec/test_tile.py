@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from jax_flash.spec.arch import Arch
-from jax_flash.spec.tile import BackwardTile, ForwardTile
+from jax_flash.spec.tile import AnyBackwardTile, BackwardTile, ForwardTile, SplitBackwardTile
 from jax_flash.spec.tile_table import (
     BACKWARD_TILES,
     FORWARD_TILES,
@@ -22,6 +22,16 @@ BACKWARD: dict[str, Any] = {
 }
 FORWARD: dict[str, Any] = BACKWARD | {"value_head_dim": 64}
 BACKWARD["overlap_d_key"] = False
+SPLIT: dict[str, Any] = {
+    "head_dim": 256,
+    "value_head_dim": 192,
+    "tile_q": 64,
+    "tile_kv": 64,
+    "num_stages": 2,
+    "num_weight_stages": 1,
+    "num_key_stages": 2,
+    "num_value_stages": 1,
+}
 
 
 @pytest.mark.parametrize(
@@ -42,13 +52,27 @@ BACKWARD["overlap_d_key"] = False
         (BACKWARD, {"tile_kv": 64}, "tile_kv=64 is not 64 rows for each of 2 consumer"),
         (BACKWARD, {"tile_q": 96}, "tile_q=96 is not a multiple of 64"),
         (BACKWARD, {"num_stages": 0}, "num_stages=0 is not positive"),
+        (SPLIT, {"value_head_dim": 72}, "head dimension 72 is not a multiple of 64 up to 256"),
+        (SPLIT, {"tile_q": 192}, "tile_q=192 is neither 64 nor 128"),
+        (SPLIT, {"tile_kv": 128}, "tile_kv=128 is not the 64 rows of a warpgroup"),
+        (SPLIT, {"num_stages": 0}, "num_stages=0 is not positive"),
+        (SPLIT, {"num_weight_stages": 0}, "num_weight_stages=0 is not positive"),
+        (SPLIT, {"num_value_stages": 0}, "num_value_stages=0 is not positive"),
+        (SPLIT, {"num_key_stages": 1}, "num_key_stages=1: .* needs at least 2"),
     ],
 )
 def test_a_tile_that_the_instructions_cannot_do_is_refused(fields, change, text):
-    tile = ForwardTile if "value_head_dim" in fields else BackwardTile
+    tile = {id(BACKWARD): BackwardTile, id(SPLIT): SplitBackwardTile}.get(id(fields), ForwardTile)
     tile(**fields)
     with pytest.raises(ValueError, match=text):
         tile(**(fields | change))
+
+
+def shared_memory_bytes(tile: ForwardTile | AnyBackwardTile) -> tuple[int, ...]:
+    """Returns what the kernels of a tile need."""
+    if isinstance(tile, SplitBackwardTile):
+        return tile.kv_shared_memory_bytes, tile.q_shared_memory_bytes
+    return (tile.shared_memory_bytes,)
 
 
 @pytest.mark.parametrize(
@@ -57,7 +81,7 @@ def test_a_tile_that_the_instructions_cannot_do_is_refused(fields, change, text)
 def test_tiles_fit_a_block(table):
     for (arch, head_dims), tile in table.items():
         assert (tile.head_dim, tile.value_head_dim) == head_dims
-        assert tile.shared_memory_bytes <= arch.limits.shared_memory_bytes
+        assert max(shared_memory_bytes(tile)) <= arch.limits.shared_memory_bytes
         assert tile.threads <= 1024
 
 
@@ -67,3 +91,13 @@ def test_shared_memory_of_a_forward_tile_by_hand():
     assert tile.shared_memory_bytes == 6 * 128 * 64 * 2 + 1024
     assert tile.threads == 3 * 128
     assert Arch.SM90A.limits.shared_memory_bytes == 227 * 1024
+
+
+def test_shared_memory_of_a_split_tile_by_hand():
+    tile = SplitBackwardTile(**SPLIT)
+    # K and V; two stages of Q and dO, each row with two float32; P as float32; 1 KiB of barriers.
+    rows = 64 * (256 + 192) * 2
+    assert tile.kv_shared_memory_bytes == rows + 2 * (rows + 64 * 8) + 64 * 64 * 4 + 1024
+    # Q and dO of 128 queries, two stages of K, one of V.
+    assert tile.q_shared_memory_bytes == 2 * rows + 64 * (2 * 256 + 192) * 2 + 1024
+    assert tile.threads == 3 * 128

@@ -6,6 +6,8 @@ import pytest
 
 from jax_flash.spec.arch import Arch, arch_of_compute_capability
 from jax_flash.spec.band_mask import BandMask
+from jax_flash.spec.kernel_args import kernel_arguments
+from jax_flash.spec.launch_plan import launch_plan
 from jax_flash.spec.support import variants_to_build
 from jax_flash.spec.variant import DType, KernelRole, KernelVariant
 
@@ -39,6 +41,14 @@ def test_names_never_change():
         == "sm_90a/row_statistics_f16_d64"
     )
     assert variant(KernelRole.FINISH_DQ).name == "sm_90a/finish_dq_bf16_d128"
+    assert (
+        variant(KernelRole.BACKWARD_KV, band=CAUSAL, head_dims=(192, 128)).name
+        == "sm_90a/backward_kv_bf16_d192v128_causal"
+    )
+    assert (
+        variant(KernelRole.BACKWARD_Q, head_dims=(256, 256)).name
+        == "sm_90a/backward_q_bf16_d256_full"
+    )
 
 
 def test_the_variants_to_build_are_the_same_every_time_and_for_each_target():
@@ -53,9 +63,33 @@ def test_keys_that_name_no_distinct_kernel_are_refused(role, change):
         variant(role, **change)
 
 
-def test_a_deterministic_forward_kernel_is_refused():
-    with pytest.raises(ValueError, match="every forward kernel is deterministic"):
-        variant(KernelRole.FORWARD, deterministic=True)
+@pytest.mark.parametrize(
+    ("role", "head_dims"),
+    [
+        (KernelRole.FORWARD, (128, 128)),
+        (KernelRole.BACKWARD_KV, (256, 256)),
+        (KernelRole.BACKWARD_Q, (192, 128)),
+    ],
+)
+def test_determinism_is_no_choice_where_there_is_no_other_kernel(role, head_dims):
+    with pytest.raises(ValueError, match=f"every {role.value} kernel is deterministic"):
+        variant(role, head_dims=head_dims, deterministic=True)
+
+
+@pytest.mark.parametrize(
+    ("role", "head_dims", "text"),
+    [
+        (KernelRole.BACKWARD, (256, 256), "have a split tile"),
+        (KernelRole.BACKWARD_KV, (128, 128), "have no split tile"),
+        (KernelRole.BACKWARD_Q, (64, 64), "have no split tile"),
+    ],
+)
+def test_a_role_that_the_tile_does_not_have_has_no_launch_plan(role, head_dims, text):
+    key = variant(role, head_dims=head_dims)
+    with pytest.raises(ValueError, match=text):
+        launch_plan(key)
+    with pytest.raises(ValueError, match=text):
+        kernel_arguments(key)
 
 
 def test_only_the_exact_compute_capability_has_an_arch():

@@ -62,7 +62,7 @@ def exponent_limit(dense: cutlass.Constexpr):
     return Float32(0.0) if has_bias else Float32(float("inf"))
 
 
-def _here(value: Int32) -> Int32:
+def here(value: Int32) -> Int32:
     """Returns its argument as if just computed.
 
     What only a bias or a mask needs is then computed where it is needed, not ahead of the loop over
@@ -83,7 +83,7 @@ def has_axis(axes: Int32, axis: cutlass.Constexpr):
 def _tile_of(dense: cutlass.Constexpr, array: cutlass.Constexpr, batch: Int32, head: Int32):
     """Returns the elements of a batch element and a head."""
     element_bytes = array.pointer.dtype.width // 8
-    head = _here(head)
+    head = here(head)
     heads = dense.query_heads if has_axis(array.axes, 1) else Int32(1)
     queries = dense.query_length if has_axis(array.axes, 2) else Int32(1)
     keys = dense.key_length if has_axis(array.axes, 3) else Int32(1)
@@ -112,7 +112,7 @@ def _key_offset(tile: cutlass.Constexpr, key: Int32):
 def _row_starts(tile, scores: cute.Tensor, position, keys_in_rows: bool) -> list:
     """Returns the address of each row of a fragment."""
     offset = _key_offset if keys_in_rows else _query_offset
-    first = _here(position.first_row)
+    first = here(position.first_row)
     rows = range(cute.size(scores, mode=[0]))
     return [tile.start + offset(tile, first + position.row_offset(row)) for row in rows]
 

@@ -1,10 +1,12 @@
-"""Clears rows of a tile in shared memory that lie past a sequence's end."""
+"""Clears rows of a tile in shared memory that are padding: by their position or by their id."""
+
+from typing import NamedTuple
 
 import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
-from jax_flash.kernels.shared.segments import id_at
+from jax_flash.kernels.shared.segments import SegmentIds, TileSegments, id_at
 
 _VECTOR = 8  # two-byte elements of a 16-byte store
 
@@ -54,3 +56,45 @@ def clear_padded_rows(
         if id_at(ids, first + row) < 0:
             target = vectors[row, (None, index - row * vectors_of_row)]
             cute.autovec_copy(zeros, target)
+
+
+class TileRows(NamedTuple):
+    """The rows of a tile, some of which may be padding."""
+
+    first: Int32
+    """Position of row 0."""
+    number: int
+    length: Int32
+    """Of the sequence."""
+    operand_length: Int32
+    """Positions past it hold zeros already."""
+    segments: TileSegments | None
+    """Of the tile; None in kernels that do not support segments."""
+    ids: SegmentIds | None
+
+
+@cute.jit
+def holds_padding(rows: cutlass.Constexpr):
+    """Whether any row is padding that may hold something else than zeros."""
+    padded = rows.length < cutlass.min(rows.first + rows.number, rows.operand_length)
+    if cutlass.const_expr(rows.segments is not None):
+        padded = padded or rows.segments.smallest < 0
+    return padded
+
+
+@cute.jit
+def clear_padding(
+    tile: cute.Tensor, rows: cutlass.Constexpr, thread: Int32, threads: cutlass.Constexpr
+):
+    """Zeroes the rows of ``(rows, columns)`` that are padding.
+
+    Where a call has segments, the ids of positions past a length are negative, too. See
+    ``clear_rows``.
+    """
+    if cutlass.const_expr(rows.segments is not None):
+        if rows.segments.smallest < 0:
+            clear_padded_rows(tile, rows.ids, rows.first, thread, threads)
+        else:
+            clear_rows(tile, rows.length - rows.first, thread, threads)
+    else:
+        clear_rows(tile, rows.length - rows.first, thread, threads)

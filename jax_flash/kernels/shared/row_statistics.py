@@ -4,7 +4,8 @@ For each row: ``delta = rowsum(dO * O) - dlse`` (FlashAttention 2, algorithm 2, 
 log-sum-exp's cotangent enters here) and ``lse_log2 = lse * log2(e)``. Rows that saw no key, and
 rows that pad the last tile, get ``lse_log2 = +inf`` and ``delta = 0``, so that the main kernel
 computes zero weights for them. XLA's buffers hold anything: the float32 accumulator of dQ and the
-semaphores that order its summation are zeroed here, on the same stream.
+semaphores that order its summation are zeroed here, on the same stream, where the main kernel has
+them.
 
 One block owns one query tile of one head; 16-byte loads, ``D / 8`` lanes a row.
 """
@@ -42,11 +43,11 @@ class RowStatisticsKernel:
         d_lse: cute.Pointer,
         lse_log2: cute.Pointer,
         delta: cute.Pointer,
-        dq_accumulator: cute.Pointer,
-        dq_semaphores: cute.Pointer,
         query_length: Int32,
         query_heads: Int32,
         value_head_dim: Int32,
+        dq_accumulator: cute.Pointer | None = None,
+        dq_semaphores: cute.Pointer | None = None,
     ):
         """Declares the kernel's parameters in the order of ``spec.kernel_args``."""
         self.kernel(
@@ -56,11 +57,11 @@ class RowStatisticsKernel:
             d_lse,
             lse_log2,
             delta,
-            dq_accumulator,
-            dq_semaphores,
             query_length,
             query_heads,
             value_head_dim,
+            dq_accumulator,
+            dq_semaphores,
         ).launch(grid=[query_heads, 1, 1], block=[self.plan.threads, 1, 1])
 
     @cute.kernel
@@ -72,11 +73,11 @@ class RowStatisticsKernel:
         d_lse: cute.Pointer,
         lse_log2: cute.Pointer,
         delta: cute.Pointer,
-        dq_accumulator: cute.Pointer,
-        dq_semaphores: cute.Pointer,
         query_length: Int32,
         query_heads: Int32,
         value_head_dim: Int32,
+        dq_accumulator: cute.Pointer | None,
+        dq_semaphores: cute.Pointer | None,
     ):
         """Handles one query tile of one head."""
         block, _, _ = cute.arch.block_idx()
@@ -98,7 +99,7 @@ class RowStatisticsKernel:
             if query < query_length and lane * _VECTOR < value_head_dim:
                 start = source * value_head_dim + lane * _VECTOR
                 total = self.dot(output + start, d_output + start)
-            for distance in (8, 4, 2, 1):
+            for distance in (16, 8, 4, 2, 1):
                 if cutlass.const_expr(distance < self.lanes):
                     total += cute.arch.shuffle_sync_bfly(total, offset=distance)
             if lane == 0:
@@ -113,9 +114,10 @@ class RowStatisticsKernel:
                 cute.make_tensor(lse_log2 + target, cute.make_layout(1))[0] = row_lse_log2
                 cute.make_tensor(delta + target, cute.make_layout(1))[0] = row_delta
 
-        self.zero_accumulator(dq_accumulator, block, thread)
-        if thread == 0:
-            cute.make_tensor(dq_semaphores + block, cute.make_layout(1))[0] = Int32(0)
+        if cutlass.const_expr(dq_accumulator is not None):
+            self.zero_accumulator(dq_accumulator, block, thread)
+            if thread == 0:
+                cute.make_tensor(dq_semaphores + block, cute.make_layout(1))[0] = Int32(0)
 
     @cute.jit
     def dot(self, output: cute.Pointer, d_output: cute.Pointer):

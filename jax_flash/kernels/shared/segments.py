@@ -59,6 +59,17 @@ def tile_segments(records: cute.Pointer, tiles: Int32, batch: Int32, tile: Int32
 
 
 @cute.jit
+def joined(first: cutlass.Constexpr, second: cutlass.Constexpr):
+    """Returns the record of two tiles taken as one."""
+    return TileSegments(
+        cutlass.min(first.smallest, second.smallest),
+        cutlass.max(first.largest, second.largest),
+        cutlass.min(first.begin, second.begin),
+        cutlass.max(first.end, second.end),
+    )
+
+
+@cute.jit
 def differ(queries: cutlass.Constexpr, keys: cutlass.Constexpr):
     """Whether some query and some key of two tiles are of different segments, or padding."""
     return (

@@ -11,11 +11,12 @@ from jax_flash.kernels.shared.segments import (
     SegmentIds,
     TileSegments,
     id_at,
+    joined,
     tile_segments,
 )
 from jax_flash.kernels.shared.sequence import SequenceArrays, SequenceDefaults, band_of_batch
 from jax_flash.kernels.shared.tile_ranges import BandValues, key_tile_range, query_tile_range
-from jax_flash.spec.tile import BackwardBiasTile, BackwardTile, ForwardTile
+from jax_flash.spec.tile import AnyBackwardTile, BackwardBiasTile, ForwardTile
 from jax_flash.spec.variant import KernelVariant
 
 
@@ -52,7 +53,7 @@ class Visibility(NamedTuple):
 
 def make_visibility(
     variant: KernelVariant,
-    tile: ForwardTile | BackwardTile | BackwardBiasTile,
+    tile: ForwardTile | AnyBackwardTile | BackwardBiasTile,
     sequences: SequenceArrays,
     segments: SegmentArrays,
     lengths: tuple[Int32, Int32],
@@ -109,12 +110,28 @@ def is_padding(visibility: cutlass.Constexpr, batch: Int32, query: Int32):
 @cute.jit
 def view_of_query_tile(visibility: cutlass.Constexpr, batch: Int32, tile: Int32):
     """Returns which key tiles a query tile may see; none when ``begin >= end``."""
+    return view_of_query_tiles(visibility, batch, tile, 1)
+
+
+@cute.jit
+def view_of_query_tiles(
+    visibility: cutlass.Constexpr, batch: Int32, tile: Int32, count: cutlass.Constexpr
+):
+    """Returns which key tiles any of ``count`` query tiles may see, the first one being ``tile``.
+
+    Those past the operand's last tile see nothing that the others do not.
+    """
     band = band_of_batch(visibility.sequences, visibility.defaults, batch)
     first_query = tile * visibility.tile_q
-    begin, end = key_tile_range(band, first_query, visibility.tile_q, visibility.tile_kv)
+    rows = count * visibility.tile_q
+    begin, end = key_tile_range(band, first_query, rows, visibility.tile_kv)
     segments = None
     if cutlass.const_expr(visibility.segments is not None):
         segments = query_tile_segments(visibility, batch, tile)
+        last_tile = visibility.query_tiles - 1
+        for other in cutlass.range_constexpr(1, count):
+            of_other = cutlass.min(tile + other, last_tile)
+            segments = joined(segments, query_tile_segments(visibility, batch, of_other))
         begin = cutlass.max(begin, segments.begin)
         end = cutlass.min(end, segments.end)
     return TileView(band, segments, begin, end)

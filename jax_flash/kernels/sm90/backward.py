@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, Int64
+from cutlass import Float32, Int32
 from cutlass.cute.nvgpu import cpasync
 from cutlass.pipeline import PipelineTmaAsync, PipelineUserType, make_pipeline_state
 
@@ -41,11 +41,12 @@ from jax_flash.kernels.sm90 import dq_accumulator, pipelines, wgmma
 from jax_flash.kernels.sm90.backward_compute import compute
 from jax_flash.kernels.sm90.backward_load import load
 from jax_flash.kernels.sm90.backward_reduce import reduce, reduce_warps
+from jax_flash.kernels.sm90.query_rows import QueryRows
 from jax_flash.kernels.sm90.tma import TmaOperand, tma_atom
 from jax_flash.kernels.sm90.warp_schedule import REGISTERS, WARPGROUP_THREADS, WARPGROUP_WARPS
 from jax_flash.spec.launch_plan import launch_plan
 from jax_flash.spec.tile import BackwardTile
-from jax_flash.spec.variant import KernelVariant, backward_tile_of
+from jax_flash.spec.variant import KernelVariant, fused_backward_tile_of
 
 
 class BackwardContext(NamedTuple):
@@ -63,8 +64,7 @@ class BackwardContext(NamedTuple):
     d_scores_shared: cute.Tensor
     lse_log2_shared: cute.Tensor
     delta_shared: cute.Tensor
-    lse_log2: cute.Pointer
-    delta: cute.Pointer
+    rows: QueryRows
     dq_accumulator: cute.Pointer
     dq_semaphores: cute.Pointer
     dq_shared: cute.Pointer
@@ -79,8 +79,6 @@ class BackwardContext(NamedTuple):
     mma_dq: cute.TiledMma
     scale_log2: Float32
     scale: Float32
-    query_tiles: Int32
-    query_heads: Int32
     visibility: Visibility
     view: TileView
     """Of the block's keys."""
@@ -120,13 +118,7 @@ class BackwardContext(NamedTuple):
 
     def head_tile(self, head: Int32, tile: Int32) -> Int32:
         """Returns the index of a query tile among those of all batch elements and heads."""
-        return (self.batch * self.query_heads + head) * self.query_tiles + tile
-
-    def rows_of_head(self, pointer: cute.Pointer, head: Int32) -> cute.Tensor:
-        """Returns the row statistics ``(tile_q, query_tiles)`` of one query head."""
-        offset = Int64(self.head_tile(head, 0)) * self.tile.tile_q
-        layout = cute.make_layout((self.tile.tile_q, self.query_tiles))
-        return cute.make_tensor((pointer + offset).align(16), layout)
+        return self.rows.head_tile(self.batch, head, tile)
 
     def producer_state(self):
         """Returns the producer's position at the start of a pipeline."""
@@ -143,7 +135,7 @@ class BackwardKernel:
     def __init__(self, variant: KernelVariant, dtype: type) -> None:
         """Takes the variant and the DSL's type for its dtype."""
         self.variant = variant
-        self.tile = backward_tile_of(variant)
+        self.tile = fused_backward_tile_of(variant)
         self.dtype = dtype
         self.registers = REGISTERS[self.tile.num_consumer_warpgroups]
 
@@ -342,8 +334,13 @@ class BackwardKernel:
             d_scores_shared=d_scores_shared,
             lse_log2_shared=lse_log2_shared,
             delta_shared=delta_shared,
-            lse_log2=lse_log2,
-            delta=delta,
+            rows=QueryRows(
+                lse_log2=lse_log2,
+                delta=delta,
+                tile_q=tile.tile_q,
+                tiles=(query_length + tile.tile_q - 1) // tile.tile_q,
+                heads=query_heads,
+            ),
             dq_accumulator=dq_accumulator_pointer,
             dq_semaphores=dq_semaphores,
             dq_shared=dq_shared.iterator,
@@ -366,8 +363,6 @@ class BackwardKernel:
             ),
             scale_log2=scale_log2,
             scale=scale,
-            query_tiles=(query_length + tile.tile_q - 1) // tile.tile_q,
-            query_heads=query_heads,
             visibility=visibility,
             view=view,
             soft_cap=cap,

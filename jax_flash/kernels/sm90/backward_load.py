@@ -1,4 +1,4 @@
-"""Producer warp of the backward kernel: TMA loads of K, V once, then Q and dO tiles."""
+"""Producer warp of a block that owns keys: TMA loads of K, V once, then Q and dO tiles."""
 
 import cutlass
 import cutlass.cute as cute
@@ -32,15 +32,24 @@ def load(ctx: cutlass.Constexpr, begin: Int32, end: Int32):
         tile = ctx.key_tile * ctx.num_consumers + consumer
         ctx.key.load(consumer, tile, ctx.key_head, ctx.batch, barrier)
         ctx.value.load(consumer, tile, ctx.key_head, ctx.batch, barrier)
+    load_queries(ctx, begin, end)
+
+
+@cute.jit
+def load_queries(ctx: cutlass.Constexpr, begin: Int32, end: Int32):
+    """Loads query tiles ``begin .. end - 1`` of every head of the group, heads outermost.
+
+    Q comes with the log-sum-exp, dO with delta.
+    """
     # Bound methods are read once: the DSL would carry `ctx` through the loop as if they changed it.
     load_query, load_d_output = ctx.query.load, ctx.d_output.load
-    rows_of_head = ctx.rows_of_head
+    rows_of_head, rows = ctx.rows.of_head, ctx.rows
     query_pipeline, d_output_pipeline = ctx.query_pipeline, ctx.d_output_pipeline
     query_state, d_output_state = ctx.producer_state(), ctx.producer_state()
     for member in cutlass.range(ctx.heads_per_group, unroll=1):
         head = ctx.key_head * ctx.heads_per_group + member
-        lse_log2 = rows_of_head(ctx.lse_log2, head)
-        delta = rows_of_head(ctx.delta, head)
+        lse_log2 = rows_of_head(rows.lse_log2, ctx.batch, head)
+        delta = rows_of_head(rows.delta, ctx.batch, head)
         for tile in cutlass.range(begin, end, unroll=1):
             query_pipeline.producer_acquire(query_state)
             barrier = query_pipeline.producer_get_barrier(query_state)

@@ -9,12 +9,9 @@ shared memory without bank conflicts, and one bulk reduction adds the whole tile
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64
 
-from jax_flash.kernels.sm90 import wgmma
+from jax_flash.kernels.sm90 import fragments, wgmma
 from jax_flash.kernels.sm90.warp_schedule import WARPGROUP_THREADS
 from jax_flash.spec.tile import BackwardTile
-
-VECTOR = 4
-"""Floats of one store."""
 
 
 def splits_rows(tile: BackwardTile) -> bool:
@@ -49,21 +46,9 @@ def fragment_of(
       consumer: warpgroup that owns the fragment.
       thread: thread within the warpgroup.
     """
-    groups = columns(tile) * wgmma.ROWS // WARPGROUP_THREADS // VECTOR
-    group_stride = WARPGROUP_THREADS * VECTOR
-    offset = consumer * (groups * group_stride) + thread * VECTOR
-    layout = cute.make_layout((VECTOR, groups), stride=(1, group_stride))
-    return cute.make_tensor((start + offset).align(16), layout)
-
-
-def store(destination: cute.Tensor, fragment: cute.Tensor) -> None:
-    """Stores an accumulator fragment to its place, 16 bytes at a time."""
-    values = cute.make_tensor(fragment.iterator, cute.make_layout(destination.shape))
-    for group in range(cute.size(destination, mode=[1])):
-        cute.autovec_copy(
-            values[None, group],
-            cute.make_tensor(destination[None, group].iterator.align(16), cute.make_layout(VECTOR)),
-        )
+    groups = columns(tile) * wgmma.ROWS // WARPGROUP_THREADS // fragments.VECTOR
+    share = groups * WARPGROUP_THREADS * fragments.VECTOR
+    return fragments.of_thread(start + consumer * share, groups, thread)
 
 
 def reduce_tile(destination: cute.Pointer, source: cute.Pointer, tile: BackwardTile) -> None:

@@ -10,10 +10,10 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64
 
 from jax_flash.kernels.shared.division import divide
-from jax_flash.kernels.sm90 import dq_accumulator, wgmma
+from jax_flash.kernels.sm90 import dq_accumulator, fragments, wgmma
 from jax_flash.kernels.sm90.warp_schedule import WARPGROUP_THREADS
 from jax_flash.spec.launch_plan import launch_plan
-from jax_flash.spec.variant import KernelVariant, backward_tile_of
+from jax_flash.spec.variant import KernelVariant, fused_backward_tile_of
 
 
 class FinishDqKernel:
@@ -23,7 +23,7 @@ class FinishDqKernel:
         """Takes the variant and the DSL's type for its dtype."""
         self.dtype = dtype
         self.plan = launch_plan(variant)
-        self.tile = backward_tile_of(variant)
+        self.tile = fused_backward_tile_of(variant)
         if self.plan.threads != WARPGROUP_THREADS * self.tile.num_consumer_warpgroups:
             raise ValueError(
                 f"finish_dq runs {self.plan.threads} threads, one for each of the "
@@ -75,12 +75,9 @@ class FinishDqKernel:
         floats = dq_accumulator.tile_start(accumulator, self.tile, block)
         fragment = dq_accumulator.fragment_of(floats, self.tile, consumer, thread)
         # A group of four registers is two rows of two neighbouring columns.
-        values = cute.make_rmem_tensor(cute.make_layout(dq_accumulator.VECTOR), Float32)
+        values = cute.make_rmem_tensor(cute.make_layout(fragments.VECTOR), Float32)
         for group in cutlass.range_constexpr(cute.size(fragment, mode=[1])):
-            source = cute.make_tensor(
-                fragment[None, group].iterator.align(16), cute.make_layout(dq_accumulator.VECTOR)
-            )
-            cute.autovec_copy(source, values)
+            cute.autovec_copy(fragments.vector(fragment, group), values)
             for i in cutlass.range_constexpr(2):
                 pair = cute.make_rmem_tensor(cute.make_layout(2), self.dtype)
                 for j in cutlass.range_constexpr(2):

@@ -90,6 +90,12 @@ def rows_and_columns(acc: cute.Tensor) -> cute.Tensor:
     return cute.make_tensor(acc.iterator, layout)
 
 
+def rows_and_columns_from(acc: cute.Tensor, first_group: int, groups: int) -> cute.Tensor:
+    """Views some groups of 8 columns of an accumulator as ``(2 rows, 2 * groups columns)``."""
+    layout = cute.make_layout((2, (2, groups)), stride=(2, (1, 4)))
+    return cute.make_tensor(acc.iterator + 4 * first_group, layout)
+
+
 def as_operand_a(acc: cute.Tensor) -> cute.Tensor:
     """Views a (converted) accumulator as the register A operand of a following matmul.
 

@@ -1,0 +1,27 @@
+"""Row statistics of queries in global memory, as the kernels that compute gradients read them."""
+
+from typing import NamedTuple
+
+import cutlass.cute as cute
+from cutlass import Int32, Int64
+
+
+class QueryRows(NamedTuple):
+    """What ``kernels.shared.row_statistics`` wrote: arrays ``(B, N, tiles * tile_q)``."""
+
+    lse_log2: cute.Pointer
+    delta: cute.Pointer
+    tile_q: int
+    tiles: Int32
+    """Query tiles of a head."""
+    heads: Int32
+
+    def head_tile(self, batch: Int32, head: Int32, tile: Int32) -> Int32:
+        """Returns the index of a query tile among those of all batch elements and heads."""
+        return (batch * self.heads + head) * self.tiles + tile
+
+    def of_head(self, pointer: cute.Pointer, batch: Int32, head: Int32) -> cute.Tensor:
+        """Returns the statistics ``(tile_q, tiles)`` of one query head."""
+        offset = Int64(self.head_tile(batch, head, 0)) * self.tile_q
+        layout = cute.make_layout((self.tile_q, self.tiles))
+        return cute.make_tensor((pointer + offset).align(16), layout)
