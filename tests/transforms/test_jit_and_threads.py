@@ -133,3 +133,17 @@ def test_a_named_implementation_is_part_of_the_jit_key(cpu_kernels: Any) -> None
     for implementation, calls in (("xla", 0), ("cuda", 1), ("xla", 0)):
         run = partial(function, implementation=implementation, is_causal=True)
         assert cpu_kernels.calls_of(run, *operands) == (calls, 0)
+
+
+@pytest.mark.parametrize("asked_for", [True, False])
+def test_the_gradient_of_a_bias_is_computed_where_it_is_asked_for(asked_for: bool) -> None:
+    def loss(query: jax.Array, bias: jax.Array) -> jax.Array:
+        output, _ = attention(query, *others, bias=bias)
+        return jnp.sum(output.astype(jnp.float32))
+
+    query, *others = make_operands(2)
+    bias = jnp.ones((query.shape[-3], others[0].shape[-3]), jnp.float32)
+    gradient = jax.grad(loss, (0, 1) if asked_for else 0)
+    text = text_of(jax.jit(gradient).lower(query, bias).compile())
+    assert text.count('custom_call_target="jax_flash_backward_v1"') == 1
+    assert text.count('custom_call_target="jax_flash_backward_bias_v1"') == asked_for
