@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -28,22 +27,20 @@ CALLS = int(os.environ.get("JAX_FLASH_TEST_CALLS", "64"))
 """Times eight properties: 512 cases."""
 CALLS_WITH_GRADIENTS = CALLS // 4
 
-HEAD_DIMS = ((64, 64), (128, 128), (40, 56), (104, 72))
-LARGE_HEAD_DIMS = ((192, 128), (256, 256), (64, 200))
+HEAD_DIMS = ((64, 64), (128, 128), (40, 56), (104, 72), (192, 128), (256, 256), (64, 200))
 
 SIZES = Sizes(
     queries=(70, 300),
     keys=(70, 520),
     batch=3,
     heads=((4, 4), (6, 2), (5, 1)),
-    head_dims=HEAD_DIMS + LARGE_HEAD_DIMS,
+    head_dims=HEAD_DIMS,
     chunks=(1, 37, 64),
     padding=(5, 200),
     # More blocks than the 132 multiprocessors of an H200 have room for.
     repeats=24,
     array_features=ARRAY_FEATURES + DENSE_FEATURES,
 )
-GRADIENT_SIZES = replace(SIZES, head_dims=HEAD_DIMS)
 
 FORWARD_CASES = [(name, seed) for seed in range(CALLS) for name in PROPERTIES]
 GRADIENT_CASES = [
@@ -54,16 +51,12 @@ GRADIENT_CASES = [
 @lru_cache(maxsize=64)
 def call_of(seed: int, gradients: bool) -> RandomCall:
     # Other calls than those without gradients.
-    return random_call(
-        seed + 10_000 * gradients,
-        GRADIENT_SIZES if gradients else SIZES,
-    )
+    return random_call(seed + 10_000 * gradients, SIZES)
 
 
 def check_case(name: str, seed: int, gradients: bool) -> None:
-    sizes = GRADIENT_SIZES if gradients else SIZES
     call = call_of(seed, gradients)
-    check(name, call, sizes, seed, implementation="cuda", gradients=gradients)
+    check(name, call, SIZES, seed, implementation="cuda", gradients=gradients)
 
 
 @pytest.fixture(scope="module")

@@ -47,6 +47,10 @@ LONG_CASES = {
     "full, D=64, float16": replace(
         LONG, head_dim=64, value_dim=64, is_causal=False, dtype="float16"
     ),
+    "D=192, Dv=128": replace(LONG, head_dim=192),
+    "full, D=256, grouped": replace(
+        LONG, head_dim=256, value_dim=256, is_causal=False, heads=4, key_heads=2
+    ),
     "window": replace(LONG, window=(300, 0)),
     "fewer keys": replace(LONG, keys=400),
     "every feature": replace(
