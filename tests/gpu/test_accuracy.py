@@ -116,6 +116,7 @@ def compare(
     *,
     with_outliers: bool = False,
     change: Callable[[Inputs], Inputs] = lambda inputs: inputs,
+    factor: float = 1.2,
 ) -> None:
     """Asserts that the kernels are close to the oracle on the inputs of a row, changed."""
     case, query_offset, deterministic = case_of(row)
@@ -127,6 +128,7 @@ def compare(
         results_and_gradients(attention, inputs),
         oracle=float64_oracle(inputs, compiler_options=COMPILER_OPTIONS),
         ideal=results_and_gradients(chunked_attention, inputs, compiler_options=COMPILER_OPTIONS),
+        factor=factor,
     )
 
 
@@ -183,11 +185,17 @@ def with_very_negative_rows(inputs: Inputs) -> Inputs:
 EXTREMES = {"large logits": with_large_logits, "very negative rows": with_very_negative_rows}
 
 
+# Of logits near 10^4 the largest weight of a row is off 1 by a rounding of its maximum, 2^-11, and
+# float16 resolves that (docs/numerics.md); on an H200: 1.69 times the ideal error.
+FACTORS = {"bfloat16": 1.2, "float16": 1.8}
+
+
 @pytest.mark.parametrize("change", EXTREMES.values(), ids=EXTREMES.keys())
 @pytest.mark.parametrize(("head_dim", "dtype"), [(64, "bfloat16"), (128, "float16")])
 def test_extreme_logits(head_dim: int, dtype: str, change: Callable[[Inputs], Inputs]) -> None:
     # Many heads: few rows are close to a tie of large logits, and only these have errors.
-    compare((300, 500, 16, 8, head_dim, dtype, 200, False), change=change)
+    factor = FACTORS[dtype] if change is with_large_logits else 1.2
+    compare((300, 500, 16, 8, head_dim, dtype, 200, False), change=change, factor=factor)
 
 
 @pytest.mark.parametrize("deterministic", [False, True])

@@ -23,6 +23,7 @@ from cutlass.cute.nvgpu import cpasync
 from cutlass.pipeline import PipelineTmaAsync, PipelineUserType, make_pipeline_state
 
 from jax_flash.kernels.shared.dense import Dense, DenseArray
+from jax_flash.kernels.shared.division import divide
 from jax_flash.kernels.shared.segments import SegmentArrays
 from jax_flash.kernels.shared.sequence import SequenceArrays
 from jax_flash.kernels.shared.soft_cap import SoftCap, make_soft_cap
@@ -70,7 +71,7 @@ class ForwardContext(NamedTuple):
     dense: Dense | None
     """Likewise."""
     schedule: Schedule
-    key_heads: Int32
+    heads_per_group: Int32
 
     def view_of(self, work):
         """Returns what a query tile may see."""
@@ -289,7 +290,7 @@ class ForwardKernel:
                 batch,
                 longest_first=self.variant.band.upper,
             ),
-            key_heads=key_heads,
+            heads_per_group=divide(query_heads, key_heads),
         )
         pipelines.publish_barriers()
 

@@ -22,7 +22,7 @@ def load(ctx: cutlass.Constexpr):
     for round_ in cutlass.range(ctx.schedule.rounds, unroll=1):
         work = work_of_round(ctx.schedule, round_)
         load_queries(ctx, work, round_)
-        key_head = divide(work.head * ctx.key_heads, ctx.schedule.query_heads)
+        key_head = divide(work.head, ctx.heads_per_group)
         batch = work.batch
         view = view_of(work)
         for step in cutlass.range(view.end - view.begin, unroll=1):
