@@ -292,7 +292,7 @@ class BackwardQKernel:
             dense=dense,
             owned_tile=owned_tile,
             head=head,
-            key_head=divide(head * key_heads, query_heads),
+            key_head=divide(head, divide(query_heads, key_heads)),
             batch=batch,
         )
         pipelines.publish_barriers()
