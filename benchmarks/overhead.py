@@ -12,11 +12,9 @@ from __future__ import annotations
 import argparse
 import csv
 import json
-import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, fields, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -143,9 +141,11 @@ def measure(subject: Subject, names: Sequence[str]) -> Iterator[Row]:
         for direction, program in programs(attention, subject.attentions):
             # Called as users do, through `jit`.
             by_direction.setdefault(direction, {})[name] = partial(program, *operands)
-    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:  # compiles, and warms up
-        calls = [call for chosen in by_direction.values() for call in chosen.values()]
-        list(pool.map(lambda call: seconds_of(call, 3), calls))
+    # Compiles, and warms up. Not in several threads: on an H200 XLA once failed to record a CUDA
+    # graph while other programs ran for the first time ("capturing stream has unjoined work").
+    for chosen in by_direction.values():
+        for call in chosen.values():
+            seconds_of(call, 3)
     for direction, chosen in by_direction.items():
         starts, runs = {name: [] for name in chosen}, {name: [] for name in chosen}
         for _ in range(subject.rounds):

@@ -83,13 +83,19 @@ def time_case(
 
 
 def time_in_turns(direction: str, calls: Mapping[str, Call], effort: Effort) -> list[Timing]:
-    """Times the calls, loop by loop in turns; the names are those of implementations."""
+    """Times the calls, loop by loop in turns; the names are those of implementations.
+
+    Every round begins with another one: the GPU's clocks depend on what ran before.
+    """
     same_bits = {name: _has_same_bits(call) for name, call in calls.items()}
     once = {name: seconds_of(call, 1) for name, call in calls.items()}
     counts = {name: max(1, round(effort.loop_seconds / seconds)) for name, seconds in once.items()}
     seconds: dict[str, list[float]] = {name: [] for name in calls}
+    names = list(calls)
     for round_number in range(effort.rounds):
-        for name, call in calls.items():
+        first = round_number % len(names)
+        for name in names[first:] + names[:first]:
+            call = calls[name]
             if round_number < 3 or once[name] < SLOW_CALL_SECONDS:
                 seconds[name].append(seconds_of(call, counts[name]))
     return [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -121,6 +122,18 @@ def test_different_bits_are_noticed():
     calls = {"x": lambda: jnp.float32(next(numbers))}
     (timing,) = time_in_turns("forward", calls, Effort(rounds=3, loop_seconds=0.0))
     assert not timing.same_bits
+
+
+def test_every_implementation_begins_a_round():
+    order: list[str] = []
+
+    def recorded(name: str) -> Callable[[], jax.Array]:
+        return lambda: order.append(name) or jnp.zeros(1)
+
+    calls = {name: recorded(name) for name in "abc"}
+    timings = time_in_turns("forward", calls, Effort(rounds=3, loop_seconds=0.0))
+    assert [timing.implementation for timing in timings] == list("abc")
+    assert order[-9:] == list("abcbcacab")
 
 
 def test_programs_compute_attention_and_its_gradients():
