@@ -153,6 +153,7 @@ PYTHON_SOURCES = [
     "jax_flash/spec/support.py",
     "jax_flash/spec/tile.py",
     "jax_flash/spec/tile_table.py",
+    "jax_flash/spec/turns.py",
     "jax_flash/spec/variant.py",
     "jax_flash/testing/__init__.py",
     "jax_flash/testing/bit_properties.py",

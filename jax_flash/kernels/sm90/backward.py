@@ -46,6 +46,7 @@ from jax_flash.kernels.sm90.tma import TmaOperand, tma_atom
 from jax_flash.kernels.sm90.warp_schedule import REGISTERS, WARPGROUP_THREADS, WARPGROUP_WARPS
 from jax_flash.spec.launch_plan import launch_plan
 from jax_flash.spec.tile import BackwardTile
+from jax_flash.spec.turns import key_tile_at
 from jax_flash.spec.variant import KernelVariant, fused_backward_tile_of
 
 
@@ -70,7 +71,7 @@ class BackwardContext(NamedTuple):
     dq_shared: cute.Pointer
     dq_full_barriers: cute.Pointer
     dq_empty_barrier: cute.Pointer
-    descending: bool
+    shortest_first: bool
     key_barriers: cute.Pointer
     query_pipeline: PipelineTmaAsync
     d_output_pipeline: PipelineTmaAsync
@@ -292,13 +293,9 @@ class BackwardKernel:
         block, _, _ = cute.arch.block_idx()
         head_and_batch = divide(block, key_tiles)
         batch = divide(head_and_batch, key_heads)
-        key_tile = block - head_and_batch * key_tiles
-        # Deterministic blocks add to dQ in the order in which they start. Under a causal mask the
-        # last key tile has the fewest queries and starts first: each block then meets its first
-        # query tile when it is its turn, with no wait ("shortest processing time first").
-        descending = self.variant.deterministic and self.variant.band.upper
-        if cutlass.const_expr(descending):
-            key_tile = key_tiles - 1 - key_tile
+        shortest_first = self.variant.deterministic and self.variant.band.upper
+        place = block - head_and_batch * key_tiles
+        key_tile = key_tile_at(place, key_tiles, shortest_first=shortest_first)
         cap, dense = None, None
         if cutlass.const_expr(self.variant.general):
             cap = make_soft_cap(soft_cap, scale_log2)
@@ -346,7 +343,7 @@ class BackwardKernel:
             dq_shared=dq_shared.iterator,
             dq_full_barriers=dq_full_barriers,
             dq_empty_barrier=dq_empty_barrier,
-            descending=descending,
+            shortest_first=shortest_first,
             key_barriers=key_barriers,
             query_pipeline=pipelines.tma_pipeline(
                 query_barriers, tile.num_stages, query_operand.tile_bytes + row_bytes, consumers

@@ -14,7 +14,7 @@ consumers need for a part. So there are two of them when deterministic, each wit
 
 Float addition does not associate, so equal bits need one order of summation: for each query tile,
 the key tiles add in a fixed order, kept by a semaphore in global memory that counts how many have
-added. Blocks start in the order of their turns (see ``backward``), and a block waits only for
+added. Blocks start in the order of their turns (see ``spec.turns``), and a block waits only for
 blocks that have earlier turns, so the wait always ends.
 """
 
@@ -24,22 +24,12 @@ from cutlass import Int32
 
 from jax_flash.kernels.shared.visibility import view_of_query_tile
 from jax_flash.kernels.sm90 import dq_accumulator
+from jax_flash.spec.turns import turn_of
 
 
 def reduce_warps(deterministic: bool) -> int:
     """Returns how many warps take the parts of a block in turns."""
     return 2 if deterministic else 1
-
-
-@cute.jit
-def turn_of(ctx: cutlass.Constexpr, tile: Int32):
-    """Returns how many key tiles add to a query tile before this block's."""
-    queries = view_of_query_tile(ctx.visibility, ctx.batch, tile)
-    if cutlass.const_expr(ctx.descending):
-        turn = queries.end - 1 - ctx.key_tile
-    else:
-        turn = ctx.key_tile - queries.begin
-    return turn
 
 
 @cute.jit
@@ -74,7 +64,13 @@ def reduce(ctx: cutlass.Constexpr, begin: Int32, end: Int32, warp: Int32):
                 place = head_tile(head, tile)
                 turn = Int32(0)
                 if cutlass.const_expr(ctx.deterministic):
-                    turn = turn_of(ctx, tile)
+                    queries = view_of_query_tile(ctx.visibility, ctx.batch, tile)
+                    turn = turn_of(
+                        ctx.key_tile,
+                        queries.begin,
+                        queries.end,
+                        shortest_first=ctx.shortest_first,
+                    )
                 cute.arch.mbarrier_wait(full, phase)
                 # A thread waits for the bulk copies that it issued itself: always the first.
                 if lane == 0:

@@ -1,0 +1,76 @@
+"""Turns of deterministic blocks: no order in which the hardware may start blocks can deadlock."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+import pytest
+
+from jax_flash.spec.band_mask import Band, visible_key_tiles, visible_query_tiles
+from jax_flash.spec.turns import key_tile_at, turn_of
+
+TILE_Q, TILE_KV = 64, 128
+
+
+def bands() -> Iterator[tuple[Band, int, int]]:
+    """Bands with operand lengths T and S: causal with offsets, windows, full, empty tiles."""
+    yield Band(lower=None, upper=None), 700, 500
+    yield Band(lower=None, upper=0), 64, 128
+    yield Band(lower=None, upper=-110), 150, 40
+    yield Band(lower=-40, upper=None), 150, 290
+    yield Band(lower=-1023, upper=0), 9000, 9000
+    numbers = random.Random(0)
+    for _ in range(300):
+        queries, keys = numbers.randint(1, 1500), numbers.randint(1, 1500)
+        lower = numbers.choice([None, numbers.randint(-900, 300)])
+        upper = numbers.choice([None, numbers.randint(-300, 900)])
+        yield Band(lower=lower, upper=upper), queries, keys
+
+
+def visitors(band: Band, queries: int, keys: int, query_tile: int) -> list[int]:
+    """Key tiles whose blocks add to a query tile: those in whose own range it is."""
+    key_tiles = -(-keys // TILE_KV)
+    found = []
+    for key_tile in range(key_tiles):
+        begin, end = visible_query_tiles(
+            band,
+            first_key=key_tile * TILE_KV,
+            last_key=(key_tile + 1) * TILE_KV - 1,
+            query_length=queries,
+            tile_q=TILE_Q,
+        )
+        if begin <= query_tile < end:
+            found.append(key_tile)
+    return found
+
+
+@pytest.mark.parametrize("shortest_first", [False, True])
+def test_every_block_waits_only_for_blocks_that_started_before_it(shortest_first: bool) -> None:
+    """By induction over the blocks that have started, each of them then finishes."""
+    waits = 0
+    for band, queries, keys in bands():
+        key_tiles = -(-keys // TILE_KV)
+        places = {
+            key_tile_at(place, key_tiles, shortest_first=shortest_first): place
+            for place in range(key_tiles)
+        }
+        assert sorted(places) == list(range(key_tiles)), "each key tile has one block"
+        for query_tile in range(-(-queries // TILE_Q)):
+            begin, end = visible_key_tiles(
+                band,
+                first_query=query_tile * TILE_Q,
+                last_query=(query_tile + 1) * TILE_Q - 1,
+                key_length=keys,
+                tile_kv=TILE_KV,
+            )
+            found = visitors(band, queries, keys, query_tile)
+            in_turn = sorted(
+                found, key=lambda tile: turn_of(tile, begin, end, shortest_first=shortest_first)
+            )
+            turns = [turn_of(x, begin, end, shortest_first=shortest_first) for x in in_turn]
+            assert turns == list(range(len(found))), "a turn that nobody has would never end"
+            started = [places[key_tile] for key_tile in in_turn]
+            assert started == sorted(started), "a block would wait for one that starts later"
+            waits += max(len(found) - 1, 0)
+    assert waits > 1000
