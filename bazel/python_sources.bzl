@@ -87,6 +87,7 @@ PYTHON_SOURCES = [
     "jax_flash/kernels/shared/masking.py",
     "jax_flash/kernels/shared/online_softmax.py",
     "jax_flash/kernels/shared/padding.py",
+    "jax_flash/kernels/shared/parameters.py",
     "jax_flash/kernels/shared/row_statistics.py",
     "jax_flash/kernels/shared/segments.py",
     "jax_flash/kernels/shared/sequence.py",

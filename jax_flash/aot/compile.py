@@ -1,8 +1,10 @@
 """Compiles one kernel variant to a cubin and checks that it is what the specification says."""
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
+from typing import Any, get_type_hints
 
 import cutlass
 import cutlass.cute as cute
@@ -51,6 +53,37 @@ def _example(argument: KernelArgument):
     return cutlass.Float32(1.0) if argument.dtype == "float32" else cutlass.Int32(1)
 
 
+def in_records(kernel: Any, arguments: Sequence[Any]) -> list[Any]:
+    """Gathers arguments into the records (named tuples) that the kernel declares some of them as.
+
+    A record's fields are parameters of the compiled kernel, one after the other.
+
+    Raises:
+      KernelBuildError: the kernel takes another number of parameters.
+    """
+    rest = list(reversed(arguments))
+
+    def take(declared: Any) -> Any:
+        if hasattr(declared, "_fields"):
+            return declared(*(take(field) for field in get_type_hints(declared).values()))
+        if not rest:
+            raise KernelBuildError(
+                f"{type(kernel).__name__} takes more parameters than the {len(arguments)} of "
+                "spec.kernel_args"
+            )
+        return rest.pop()
+
+    declared = get_type_hints(type(kernel).__call__)
+    declared.pop("return", None)
+    taken = [take(parameter) for parameter in declared.values()]
+    if rest:
+        raise KernelBuildError(
+            f"{type(kernel).__name__} takes {len(arguments) - len(rest)} parameters, "
+            f"spec.kernel_args has {len(arguments)}"
+        )
+    return taken
+
+
 def compile_variant(variant: KernelVariant) -> CompiledKernel:
     """Compiles ``variant``.
 
@@ -65,7 +98,7 @@ def compile_variant(variant: KernelVariant) -> CompiledKernel:
     kernel = kernel_class(variant, _TYPES[variant.dtype.value])
     prefix = "jax_flash_" + variant.name.rsplit("/", 1)[1]
     kernel.kernel.set_name_prefix(prefix, remove_cutlass_symbol=True, keep_mangled_name=False)
-    examples = [_example(argument) for argument in kernel_arguments(variant)]
+    examples = in_records(kernel, [_example(argument) for argument in kernel_arguments(variant)])
     artifacts = cute.compile[cute.KeepPTX, cute.KeepCUBIN](kernel, *examples).artifacts
     symbol, parameters = entry_of(artifacts.PTX)
     expected = [argument_bytes(argument)[0] for argument in kernel_arguments(variant)]

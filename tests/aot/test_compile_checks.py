@@ -6,6 +6,7 @@ from dataclasses import replace
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from types import SimpleNamespace
+from typing import NamedTuple
 
 import pytest
 
@@ -69,6 +70,29 @@ def test_parameters_that_differ_from_the_specification(monkeypatch: pytest.Monke
     assert "takes parameters of [128, 8, 4, 4] bytes" in str(error.value)
     assert "spec.kernel_args says [8, 8, 4, 4, 4, 4]" in str(error.value)
     assert VARIANT.name in str(error.value)
+
+
+class Pair(NamedTuple):
+    first: int
+    second: int
+
+
+class Pairs(NamedTuple):
+    pair: Pair
+    third: int
+
+
+class KernelWithRecords:
+    def __call__(self, alone: int, pairs: Pairs, last: int) -> None: ...
+
+
+def test_records_take_their_parameters_one_after_the_other():
+    arguments = compile_module.in_records(KernelWithRecords(), [0, 1, 2, 3, 4])
+    assert arguments == [0, Pairs(Pair(1, 2), 3), 4]
+    with pytest.raises(KernelBuildError, match=r"takes 5 parameters, .* has 6"):
+        compile_module.in_records(KernelWithRecords(), [0, 1, 2, 3, 4, 5])
+    with pytest.raises(KernelBuildError, match="takes more parameters than the 4"):
+        compile_module.in_records(KernelWithRecords(), [0, 1, 2, 3])
 
 
 def test_a_kernel_of_another_name(monkeypatch: pytest.MonkeyPatch):

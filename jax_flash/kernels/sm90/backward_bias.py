@@ -25,10 +25,9 @@ from cutlass import Float32, Int32
 from cutlass.cute.nvgpu import cpasync
 from cutlass.pipeline import PipelineTmaAsync, PipelineUserType, make_pipeline_state
 
-from jax_flash.kernels.shared.dense import Dense, DenseArray, has_axis
+from jax_flash.kernels.shared.dense import Dense, has_axis
 from jax_flash.kernels.shared.division import divide
-from jax_flash.kernels.shared.segments import SegmentArrays
-from jax_flash.kernels.shared.sequence import SequenceArrays
+from jax_flash.kernels.shared.parameters import Bounds, Features, Sizes, dense_of
 from jax_flash.kernels.shared.soft_cap import SoftCap, make_soft_cap
 from jax_flash.kernels.shared.visibility import Visibility, make_visibility, view_of_query_tile
 from jax_flash.kernels.sm90 import pipelines, wgmma
@@ -154,33 +153,17 @@ class BackwardBiasKernel:
         lse_log2: cute.Pointer,
         delta: cute.Pointer,
         d_bias: cute.Pointer,
-        query_offset: cute.Pointer,
-        query_lengths: cute.Pointer,
-        key_lengths: cute.Pointer,
-        query_segment_ids: cute.Pointer,
-        key_segment_ids: cute.Pointer,
-        query_tile_segments: cute.Pointer,
-        key_tile_segments: cute.Pointer,
-        soft_cap: Float32,
-        bias: cute.Pointer,
-        mask: cute.Pointer,
-        bias_axes: Int32,
-        mask_axes: Int32,
-        inverse_scale: Float32,
+        features: Features,
         scale_log2: Float32,
-        query_length: Int32,
-        key_length: Int32,
-        query_heads: Int32,
-        key_heads: Int32,
-        band_lower: Int32,
-        band_upper: Int32,
+        sizes: Sizes,
+        bounds: Bounds,
         batch: Int32,
         padded_query_length: Int32,
     ):
         """Declares the kernel's parameters in the order of ``spec.kernel_args``."""
         tile, plan = self.tile, launch_plan(self.variant)
         load_op = cpasync.CopyBulkTensorTileG2SOp()
-        query_rows, key_rows = (query_length, query_heads), (key_length, key_heads)
+        query_rows, key_rows = sizes.query_rows, sizes.key_rows
         self.kernel(
             tma_atom(query, load_op, wgmma.ROWS, tile.head_dim, query_rows),
             tma_atom(key, load_op, tile.tile_kv, tile.head_dim, key_rows),
@@ -189,30 +172,14 @@ class BackwardBiasKernel:
             lse_log2,
             delta,
             d_bias,
-            query_offset,
-            query_lengths,
-            key_lengths,
-            query_segment_ids,
-            key_segment_ids,
-            query_tile_segments,
-            key_tile_segments,
-            soft_cap,
-            bias,
-            mask,
-            bias_axes,
-            mask_axes,
-            inverse_scale,
+            features,
             scale_log2,
-            query_length,
-            key_length,
-            query_heads,
-            key_heads,
-            band_lower,
-            band_upper,
+            sizes,
+            bounds,
             batch,
             padded_query_length,
         ).launch(
-            grid=[query_heads, 1, 1],
+            grid=[sizes.query_heads, 1, 1],
             block=[plan.threads, 1, 1],
             smem=plan.shared_memory_bytes,
             min_blocks_per_mp=1,
@@ -228,26 +195,10 @@ class BackwardBiasKernel:
         lse_log2: cute.Pointer,
         delta: cute.Pointer,
         d_bias: cute.Pointer,
-        query_offset: cute.Pointer,
-        query_lengths: cute.Pointer,
-        key_lengths: cute.Pointer,
-        query_segment_ids: cute.Pointer,
-        key_segment_ids: cute.Pointer,
-        query_tile_segments: cute.Pointer,
-        key_tile_segments: cute.Pointer,
-        soft_cap: Float32,
-        bias: cute.Pointer,
-        mask: cute.Pointer,
-        bias_axes: Int32,
-        mask_axes: Int32,
-        inverse_scale: Float32,
+        features: Features,
         scale_log2: Float32,
-        query_length: Int32,
-        key_length: Int32,
-        query_heads: Int32,
-        key_heads: Int32,
-        band_lower: Int32,
-        band_upper: Int32,
+        sizes: Sizes,
+        bounds: Bounds,
         batch: Int32,
         padded_query_length: Int32,
     ):
@@ -281,12 +232,10 @@ class BackwardBiasKernel:
         visibility = make_visibility(
             self.variant,
             tile,
-            SequenceArrays(query_offset, query_lengths, key_lengths),
-            SegmentArrays(
-                query_segment_ids, key_segment_ids, query_tile_segments, key_tile_segments
-            ),
-            lengths=(query_length, key_length),
-            bounds=(band_lower, band_upper),
+            features.sequences,
+            features.segments,
+            lengths=(sizes.query_length, sizes.key_length),
+            bounds=bounds,
         )
         ctx = BackwardBiasContext(
             tile=tile,
@@ -311,20 +260,16 @@ class BackwardBiasKernel:
             mma=wgmma.make_mma(self.dtype, tile.tile_kv, wgmma.K_MAJOR, wgmma.K_MAJOR),
             scale_log2=scale_log2,
             visibility=visibility,
-            soft_cap=make_soft_cap(soft_cap, scale_log2),
-            dense=Dense(
-                DenseArray(bias, bias_axes),
-                DenseArray(mask, mask_axes),
-                inverse_scale,
-                query_heads,
-                query_length,
-                key_length,
-            ),
+            soft_cap=make_soft_cap(features.soft_cap, scale_log2),
+            dense=dense_of(features, sizes),
             share=share_of_block(
-                bias_axes, batch, query_heads, (visibility.query_tiles, visibility.key_tiles)
+                features.bias_axes,
+                batch,
+                sizes.query_heads,
+                (visibility.query_tiles, visibility.key_tiles),
             ),
-            query_heads=query_heads,
-            heads_per_group=divide(query_heads, key_heads),
+            query_heads=sizes.query_heads,
+            heads_per_group=divide(sizes.query_heads, sizes.key_heads),
         )
         pipelines.publish_barriers()
 

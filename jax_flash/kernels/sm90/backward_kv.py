@@ -25,11 +25,10 @@ from cutlass import Float32, Int32
 from cutlass.cute.nvgpu import cpasync
 from cutlass.pipeline import PipelineTmaAsync, PipelineUserType, make_pipeline_state
 
-from jax_flash.kernels.shared.dense import Dense, DenseArray
+from jax_flash.kernels.shared.dense import Dense
 from jax_flash.kernels.shared.division import divide
-from jax_flash.kernels.shared.segments import SegmentArrays
-from jax_flash.kernels.shared.sequence import SequenceArrays
-from jax_flash.kernels.shared.soft_cap import SoftCap, make_soft_cap
+from jax_flash.kernels.shared.parameters import Bounds, Features, Sizes, changes_of_scores
+from jax_flash.kernels.shared.soft_cap import SoftCap
 from jax_flash.kernels.shared.visibility import (
     TileView,
     Visibility,
@@ -128,32 +127,16 @@ class BackwardKvKernel:
         d_value: cute.Pointer,
         lse_log2: cute.Pointer,
         delta: cute.Pointer,
-        query_offset: cute.Pointer,
-        query_lengths: cute.Pointer,
-        key_lengths: cute.Pointer,
-        query_segment_ids: cute.Pointer,
-        key_segment_ids: cute.Pointer,
-        query_tile_segments: cute.Pointer,
-        key_tile_segments: cute.Pointer,
-        soft_cap: Float32,
-        bias: cute.Pointer,
-        mask: cute.Pointer,
-        bias_axes: Int32,
-        mask_axes: Int32,
-        inverse_scale: Float32,
+        features: Features,
         scale_log2: Float32,
         scale: Float32,
-        query_length: Int32,
-        key_length: Int32,
-        query_heads: Int32,
-        key_heads: Int32,
-        band_lower: Int32,
-        band_upper: Int32,
+        sizes: Sizes,
+        bounds: Bounds,
     ):
         """Declares the kernel's parameters in the order of ``spec.kernel_args``."""
         tile, plan = self.tile, launch_plan(self.variant)
         load_op, store_op = cpasync.CopyBulkTensorTileG2SOp(), cpasync.CopyBulkTensorTileS2GOp()
-        query_rows, key_rows = (query_length, query_heads), (key_length, key_heads)
+        query_rows, key_rows = sizes.query_rows, sizes.key_rows
         self.kernel(
             tma_atom(query, load_op, tile.tile_q, tile.head_dim, query_rows),
             tma_atom(key, load_op, tile.tile_kv, tile.head_dim, key_rows),
@@ -163,29 +146,13 @@ class BackwardKvKernel:
             tma_atom(d_value, store_op, tile.tile_kv, tile.value_head_dim, key_rows),
             lse_log2,
             delta,
-            query_offset,
-            query_lengths,
-            key_lengths,
-            query_segment_ids,
-            key_segment_ids,
-            query_tile_segments,
-            key_tile_segments,
-            soft_cap,
-            bias,
-            mask,
-            bias_axes,
-            mask_axes,
-            inverse_scale,
+            features,
             scale_log2,
             scale,
-            query_length,
-            key_length,
-            query_heads,
-            key_heads,
-            band_lower,
-            band_upper,
+            sizes,
+            bounds,
         ).launch(
-            grid=[query_heads, 1, 1],
+            grid=[sizes.query_heads, 1, 1],
             block=[plan.threads, 1, 1],
             smem=plan.shared_memory_bytes,
             min_blocks_per_mp=1,
@@ -202,27 +169,11 @@ class BackwardKvKernel:
         tma_d_value: cute.CopyAtom,
         lse_log2: cute.Pointer,
         delta: cute.Pointer,
-        query_offset: cute.Pointer,
-        query_lengths: cute.Pointer,
-        key_lengths: cute.Pointer,
-        query_segment_ids: cute.Pointer,
-        key_segment_ids: cute.Pointer,
-        query_tile_segments: cute.Pointer,
-        key_tile_segments: cute.Pointer,
-        soft_cap: Float32,
-        bias: cute.Pointer,
-        mask: cute.Pointer,
-        bias_axes: Int32,
-        mask_axes: Int32,
-        inverse_scale: Float32,
+        features: Features,
         scale_log2: Float32,
         scale: Float32,
-        query_length: Int32,
-        key_length: Int32,
-        query_heads: Int32,
-        key_heads: Int32,
-        band_lower: Int32,
-        band_upper: Int32,
+        sizes: Sizes,
+        bounds: Bounds,
     ):
         """Sets up shared memory and barriers, then splits into roles."""
         tile, consumers = self.tile, self.tile.num_consumer_warpgroups
@@ -264,31 +215,19 @@ class BackwardKvKernel:
         d_output_operand = TmaOperand(tma_d_output, d_output_shared)
         row_bytes = tile.tile_q * Float32.width // 8
         # Under a causal mask the first key tile sees the most queries: the longest start first.
-        key_tiles = (key_length + tile.tile_kv - 1) // tile.tile_kv
+        key_tiles = (sizes.key_length + tile.tile_kv - 1) // tile.tile_kv
         block, _, _ = cute.arch.block_idx()
         head_and_batch = divide(block, key_tiles)
-        batch = divide(head_and_batch, key_heads)
+        batch = divide(head_and_batch, sizes.key_heads)
         key_tile = block - head_and_batch * key_tiles
-        cap, dense = None, None
-        if cutlass.const_expr(self.variant.general):
-            cap = make_soft_cap(soft_cap, scale_log2)
-            dense = Dense(
-                DenseArray(bias, bias_axes),
-                DenseArray(mask, mask_axes),
-                inverse_scale,
-                query_heads,
-                query_length,
-                key_length,
-            )
+        cap, dense = changes_of_scores(self.variant, features, sizes, scale_log2)
         visibility = make_visibility(
             self.variant,
             tile,
-            SequenceArrays(query_offset, query_lengths, key_lengths),
-            SegmentArrays(
-                query_segment_ids, key_segment_ids, query_tile_segments, key_tile_segments
-            ),
-            lengths=(query_length, key_length),
-            bounds=(band_lower, band_upper),
+            features.sequences,
+            features.segments,
+            lengths=(sizes.query_length, sizes.key_length),
+            bounds=bounds,
         )
         view = view_of_key_tile(visibility, batch, key_tile)
         ctx = BackwardKvContext(
@@ -306,8 +245,8 @@ class BackwardKvKernel:
                 lse_log2=lse_log2,
                 delta=delta,
                 tile_q=tile.tile_q,
-                tiles=(query_length + tile.tile_q - 1) // tile.tile_q,
-                heads=query_heads,
+                tiles=(sizes.query_length + tile.tile_q - 1) // tile.tile_q,
+                heads=sizes.query_heads,
             ),
             weights_shared=weights_shared.iterator,
             weights_full=weights_full,
@@ -337,9 +276,9 @@ class BackwardKvKernel:
             soft_cap=cap,
             dense=dense,
             key_tile=key_tile,
-            key_head=head_and_batch - batch * key_heads,
+            key_head=head_and_batch - batch * sizes.key_heads,
             batch=batch,
-            heads_per_group=divide(query_heads, key_heads),
+            heads_per_group=divide(sizes.query_heads, sizes.key_heads),
         )
         pipelines.publish_barriers()
 

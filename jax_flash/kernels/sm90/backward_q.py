@@ -19,11 +19,10 @@ from cutlass import Float32, Int32
 from cutlass.cute.nvgpu import cpasync
 from cutlass.pipeline import PipelineTmaAsync, PipelineUserType, make_pipeline_state
 
-from jax_flash.kernels.shared.dense import Dense, DenseArray
+from jax_flash.kernels.shared.dense import Dense
 from jax_flash.kernels.shared.division import divide
-from jax_flash.kernels.shared.segments import SegmentArrays
-from jax_flash.kernels.shared.sequence import SequenceArrays
-from jax_flash.kernels.shared.soft_cap import SoftCap, make_soft_cap
+from jax_flash.kernels.shared.parameters import Bounds, Features, Sizes, changes_of_scores
+from jax_flash.kernels.shared.soft_cap import SoftCap
 from jax_flash.kernels.shared.visibility import (
     TileView,
     Visibility,
@@ -106,32 +105,16 @@ class BackwardQKernel:
         d_query: cute.Pointer,
         lse_log2: cute.Pointer,
         delta: cute.Pointer,
-        query_offset: cute.Pointer,
-        query_lengths: cute.Pointer,
-        key_lengths: cute.Pointer,
-        query_segment_ids: cute.Pointer,
-        key_segment_ids: cute.Pointer,
-        query_tile_segments: cute.Pointer,
-        key_tile_segments: cute.Pointer,
-        soft_cap: Float32,
-        bias: cute.Pointer,
-        mask: cute.Pointer,
-        bias_axes: Int32,
-        mask_axes: Int32,
-        inverse_scale: Float32,
+        features: Features,
         scale_log2: Float32,
         scale: Float32,
-        query_length: Int32,
-        key_length: Int32,
-        query_heads: Int32,
-        key_heads: Int32,
-        band_lower: Int32,
-        band_upper: Int32,
+        sizes: Sizes,
+        bounds: Bounds,
     ):
         """Declares the kernel's parameters in the order of ``spec.kernel_args``."""
         tile, plan = self.tile, launch_plan(self.variant)
         load_op, store_op = cpasync.CopyBulkTensorTileG2SOp(), cpasync.CopyBulkTensorTileS2GOp()
-        query_rows, key_rows = (query_length, query_heads), (key_length, key_heads)
+        query_rows, key_rows = sizes.query_rows, sizes.key_rows
         self.kernel(
             tma_atom(query, load_op, wgmma.ROWS, tile.head_dim, query_rows),
             tma_atom(key, load_op, tile.tile_kv, tile.head_dim, key_rows),
@@ -140,29 +123,13 @@ class BackwardQKernel:
             tma_atom(d_query, store_op, wgmma.ROWS, tile.head_dim, query_rows),
             lse_log2,
             delta,
-            query_offset,
-            query_lengths,
-            key_lengths,
-            query_segment_ids,
-            key_segment_ids,
-            query_tile_segments,
-            key_tile_segments,
-            soft_cap,
-            bias,
-            mask,
-            bias_axes,
-            mask_axes,
-            inverse_scale,
+            features,
             scale_log2,
             scale,
-            query_length,
-            key_length,
-            query_heads,
-            key_heads,
-            band_lower,
-            band_upper,
+            sizes,
+            bounds,
         ).launch(
-            grid=[query_heads, 1, 1],
+            grid=[sizes.query_heads, 1, 1],
             block=[plan.threads, 1, 1],
             smem=plan.shared_memory_bytes,
             min_blocks_per_mp=1,
@@ -178,27 +145,11 @@ class BackwardQKernel:
         tma_d_query: cute.CopyAtom,
         lse_log2: cute.Pointer,
         delta: cute.Pointer,
-        query_offset: cute.Pointer,
-        query_lengths: cute.Pointer,
-        key_lengths: cute.Pointer,
-        query_segment_ids: cute.Pointer,
-        key_segment_ids: cute.Pointer,
-        query_tile_segments: cute.Pointer,
-        key_tile_segments: cute.Pointer,
-        soft_cap: Float32,
-        bias: cute.Pointer,
-        mask: cute.Pointer,
-        bias_axes: Int32,
-        mask_axes: Int32,
-        inverse_scale: Float32,
+        features: Features,
         scale_log2: Float32,
         scale: Float32,
-        query_length: Int32,
-        key_length: Int32,
-        query_heads: Int32,
-        key_heads: Int32,
-        band_lower: Int32,
-        band_upper: Int32,
+        sizes: Sizes,
+        bounds: Bounds,
     ):
         """Sets up shared memory and barriers, then splits into roles."""
         tile, consumers = self.tile, self.tile.num_consumer_warpgroups
@@ -224,35 +175,23 @@ class BackwardQKernel:
         if warp == 0:
             pipelines.init_barriers(query_barriers, consumers, 1)
 
-        owned_tiles = (query_length + tile.owned_queries - 1) // tile.owned_queries
+        owned_tiles = (sizes.query_length + tile.owned_queries - 1) // tile.owned_queries
         block, _, _ = cute.arch.block_idx()
         head_and_batch = divide(block, owned_tiles)
-        batch = divide(head_and_batch, query_heads)
-        head = head_and_batch - batch * query_heads
+        batch = divide(head_and_batch, sizes.query_heads)
+        head = head_and_batch - batch * sizes.query_heads
         owned_tile = block - head_and_batch * owned_tiles
         if cutlass.const_expr(self.variant.band.upper):
             # Causal: the last queries see the most keys, and the longest start first.
             owned_tile = owned_tiles - 1 - owned_tile
-        cap, dense = None, None
-        if cutlass.const_expr(self.variant.general):
-            cap = make_soft_cap(soft_cap, scale_log2)
-            dense = Dense(
-                DenseArray(bias, bias_axes),
-                DenseArray(mask, mask_axes),
-                inverse_scale,
-                query_heads,
-                query_length,
-                key_length,
-            )
+        cap, dense = changes_of_scores(self.variant, features, sizes, scale_log2)
         visibility = make_visibility(
             self.variant,
             tile,
-            SequenceArrays(query_offset, query_lengths, key_lengths),
-            SegmentArrays(
-                query_segment_ids, key_segment_ids, query_tile_segments, key_tile_segments
-            ),
-            lengths=(query_length, key_length),
-            bounds=(band_lower, band_upper),
+            features.sequences,
+            features.segments,
+            lengths=(sizes.query_length, sizes.key_length),
+            bounds=bounds,
         )
         tiles_of_block = tile.owned_queries // tile.tile_q
         view = view_of_query_tiles(visibility, batch, owned_tile * tiles_of_block, tiles_of_block)
@@ -270,8 +209,8 @@ class BackwardQKernel:
                 lse_log2=lse_log2,
                 delta=delta,
                 tile_q=tile.tile_q,
-                tiles=(query_length + tile.tile_q - 1) // tile.tile_q,
-                heads=query_heads,
+                tiles=(sizes.query_length + tile.tile_q - 1) // tile.tile_q,
+                heads=sizes.query_heads,
             ),
             query_barriers=query_barriers,
             key_pipeline=pipelines.tma_pipeline(
@@ -292,7 +231,7 @@ class BackwardQKernel:
             dense=dense,
             owned_tile=owned_tile,
             head=head,
-            key_head=divide(head, divide(query_heads, key_heads)),
+            key_head=divide(head, divide(sizes.query_heads, sizes.key_heads)),
             batch=batch,
         )
         pipelines.publish_barriers()

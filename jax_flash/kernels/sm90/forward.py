@@ -22,11 +22,10 @@ from cutlass import Float32, Int32
 from cutlass.cute.nvgpu import cpasync
 from cutlass.pipeline import PipelineTmaAsync, PipelineUserType, make_pipeline_state
 
-from jax_flash.kernels.shared.dense import Dense, DenseArray
+from jax_flash.kernels.shared.dense import Dense
 from jax_flash.kernels.shared.division import divide
-from jax_flash.kernels.shared.segments import SegmentArrays
-from jax_flash.kernels.shared.sequence import SequenceArrays
-from jax_flash.kernels.shared.soft_cap import SoftCap, make_soft_cap
+from jax_flash.kernels.shared.parameters import Bounds, Features, Sizes, changes_of_scores
+from jax_flash.kernels.shared.soft_cap import SoftCap
 from jax_flash.kernels.shared.tile_scheduler import Schedule, make_schedule
 from jax_flash.kernels.shared.visibility import (
     Visibility,
@@ -105,32 +104,16 @@ class ForwardKernel:
         output: cute.Pointer,
         lse: cute.Pointer,
         sinks: cute.Pointer,
-        query_offset: cute.Pointer,
-        query_lengths: cute.Pointer,
-        key_lengths: cute.Pointer,
-        query_segment_ids: cute.Pointer,
-        key_segment_ids: cute.Pointer,
-        query_tile_segments: cute.Pointer,
-        key_tile_segments: cute.Pointer,
-        soft_cap: Float32,
-        bias: cute.Pointer,
-        mask: cute.Pointer,
-        bias_axes: Int32,
-        mask_axes: Int32,
-        inverse_scale: Float32,
+        features: Features,
         scale_log2: Float32,
-        query_length: Int32,
-        key_length: Int32,
-        query_heads: Int32,
-        key_heads: Int32,
-        band_lower: Int32,
-        band_upper: Int32,
+        sizes: Sizes,
+        bounds: Bounds,
         batch: Int32,
     ):
         """Declares the kernel's parameters in the order of ``spec.kernel_args``."""
         tile, plan = self.tile, launch_plan(self.variant)
         load_op, store_op = cpasync.CopyBulkTensorTileG2SOp(), cpasync.CopyBulkTensorTileS2GOp()
-        query_rows, key_rows = (query_length, query_heads), (key_length, key_heads)
+        query_rows, key_rows = sizes.query_rows, sizes.key_rows
         self.kernel(
             tma_atom(query, load_op, wgmma.ROWS, tile.head_dim, query_rows),
             tma_atom(key, load_op, tile.tile_kv, tile.head_dim, key_rows),
@@ -138,29 +121,13 @@ class ForwardKernel:
             tma_atom(output, store_op, wgmma.ROWS, tile.value_head_dim, query_rows),
             lse,
             sinks,
-            query_offset,
-            query_lengths,
-            key_lengths,
-            query_segment_ids,
-            key_segment_ids,
-            query_tile_segments,
-            key_tile_segments,
-            soft_cap,
-            bias,
-            mask,
-            bias_axes,
-            mask_axes,
-            inverse_scale,
+            features,
             scale_log2,
-            query_length,
-            key_length,
-            query_heads,
-            key_heads,
-            band_lower,
-            band_upper,
+            sizes,
+            bounds,
             batch,
         ).launch(
-            grid=[query_heads, 1, 1],
+            grid=[sizes.query_heads, 1, 1],
             block=[plan.threads, 1, 1],
             smem=plan.shared_memory_bytes,
             min_blocks_per_mp=1,
@@ -175,26 +142,10 @@ class ForwardKernel:
         tma_output: cute.CopyAtom,
         lse: cute.Pointer,
         sinks: cute.Pointer,
-        query_offset: cute.Pointer,
-        query_lengths: cute.Pointer,
-        key_lengths: cute.Pointer,
-        query_segment_ids: cute.Pointer,
-        key_segment_ids: cute.Pointer,
-        query_tile_segments: cute.Pointer,
-        key_tile_segments: cute.Pointer,
-        soft_cap: Float32,
-        bias: cute.Pointer,
-        mask: cute.Pointer,
-        bias_axes: Int32,
-        mask_axes: Int32,
-        inverse_scale: Float32,
+        features: Features,
         scale_log2: Float32,
-        query_length: Int32,
-        key_length: Int32,
-        query_heads: Int32,
-        key_heads: Int32,
-        band_lower: Int32,
-        band_upper: Int32,
+        sizes: Sizes,
+        bounds: Bounds,
         batch: Int32,
     ):
         """Sets up shared memory and barriers, then splits into roles."""
@@ -226,17 +177,7 @@ class ForwardKernel:
             pipelines.init_barriers(query_full, consumers, 1)
             pipelines.init_barriers(query_empty, consumers, WARPGROUP_WARPS)
 
-        cap, dense = None, None
-        if cutlass.const_expr(self.variant.general):
-            cap = make_soft_cap(soft_cap, scale_log2)
-            dense = Dense(
-                DenseArray(bias, bias_axes),
-                DenseArray(mask, mask_axes),
-                inverse_scale,
-                query_heads,
-                query_length,
-                key_length,
-            )
+        cap, dense = changes_of_scores(self.variant, features, sizes, scale_log2)
         key_operand = TmaOperand(tma_key, key_shared)
         value_operand = TmaOperand(tma_value, value_shared)
         ctx = ForwardContext(
@@ -247,8 +188,12 @@ class ForwardKernel:
             lse=cute.make_tensor(
                 lse,
                 cute.make_layout(
-                    (query_length, query_heads, 1),
-                    stride=(query_heads, 1, cutlass.Int64(query_length) * query_heads),
+                    (sizes.query_length, sizes.query_heads, 1),
+                    stride=(
+                        sizes.query_heads,
+                        1,
+                        cutlass.Int64(sizes.query_length) * sizes.query_heads,
+                    ),
                 ),
             ),
             query_full=query_full,
@@ -275,22 +220,20 @@ class ForwardKernel:
             visibility=make_visibility(
                 self.variant,
                 tile,
-                SequenceArrays(query_offset, query_lengths, key_lengths),
-                SegmentArrays(
-                    query_segment_ids, key_segment_ids, query_tile_segments, key_tile_segments
-                ),
-                lengths=(query_length, key_length),
-                bounds=(band_lower, band_upper),
+                features.sequences,
+                features.segments,
+                lengths=(sizes.query_length, sizes.key_length),
+                bounds=bounds,
             ),
             soft_cap=cap,
             dense=dense,
             schedule=make_schedule(
-                (query_length + tile.tile_q - 1) // tile.tile_q,
-                query_heads,
+                (sizes.query_length + tile.tile_q - 1) // tile.tile_q,
+                sizes.query_heads,
                 batch,
                 longest_first=self.variant.band.upper,
             ),
-            heads_per_group=divide(query_heads, key_heads),
+            heads_per_group=divide(sizes.query_heads, sizes.key_heads),
         )
         pipelines.publish_barriers()
 
