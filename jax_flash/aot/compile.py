@@ -4,6 +4,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
+from inspect import signature
 from typing import Any, get_type_hints
 
 import cutlass
@@ -56,7 +57,8 @@ def _example(argument: KernelArgument):
 def in_records(kernel: Any, arguments: Sequence[Any]) -> list[Any]:
     """Gathers arguments into the records (named tuples) that the kernel declares some of them as.
 
-    A record's fields are parameters of the compiled kernel, one after the other.
+    A record's fields are parameters of the compiled kernel, one after the other. The last
+    parameters may have defaults, and are then absent from some variants.
 
     Raises:
       KernelBuildError: the kernel takes another number of parameters.
@@ -74,8 +76,11 @@ def in_records(kernel: Any, arguments: Sequence[Any]) -> list[Any]:
         return rest.pop()
 
     declared = get_type_hints(type(kernel).__call__)
-    declared.pop("return", None)
-    taken = [take(parameter) for parameter in declared.values()]
+    taken = [
+        take(declared[name])
+        for name, parameter in signature(kernel.__call__).parameters.items()
+        if rest or parameter.default is parameter.empty
+    ]
     if rest:
         raise KernelBuildError(
             f"{type(kernel).__name__} takes {len(arguments) - len(rest)} parameters, "

@@ -83,14 +83,16 @@ class Pairs(NamedTuple):
 
 
 class KernelWithRecords:
-    def __call__(self, alone: int, pairs: Pairs, last: int) -> None: ...
+    def __call__(self, alone: int, pairs: Pairs, last: int, extra: int | None = None) -> None: ...
 
 
 def test_records_take_their_parameters_one_after_the_other():
     arguments = compile_module.in_records(KernelWithRecords(), [0, 1, 2, 3, 4])
     assert arguments == [0, Pairs(Pair(1, 2), 3), 4]
-    with pytest.raises(KernelBuildError, match=r"takes 5 parameters, .* has 6"):
-        compile_module.in_records(KernelWithRecords(), [0, 1, 2, 3, 4, 5])
+    arguments = compile_module.in_records(KernelWithRecords(), [0, 1, 2, 3, 4, 5])
+    assert arguments == [0, Pairs(Pair(1, 2), 3), 4, 5]
+    with pytest.raises(KernelBuildError, match=r"takes 6 parameters, .* has 7"):
+        compile_module.in_records(KernelWithRecords(), [0, 1, 2, 3, 4, 5, 6])
     with pytest.raises(KernelBuildError, match="takes more parameters than the 4"):
         compile_module.in_records(KernelWithRecords(), [0, 1, 2, 3])
 
