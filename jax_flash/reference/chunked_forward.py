@@ -80,7 +80,9 @@ def _attend(call: TiledCall, i: Index) -> tuple[jax.Array, jax.Array]:
     is_empty = denominator == 0
     denominator = jnp.where(is_empty, 1, denominator)
     output = jnp.moveaxis(weighted / denominator[..., None], -2, -4)
-    lse = jnp.moveaxis(jnp.where(is_empty, -jnp.inf, shift + jnp.log(denominator)), -1, -3)
+    # Where XLA for CPUs (jax 0.12) merges the sum into the logarithm, bits depend on the program.
+    logarithm = jax.lax.optimization_barrier(jnp.log(denominator))
+    lse = jnp.moveaxis(jnp.where(is_empty, -jnp.inf, shift + logarithm), -1, -3)
     is_valid = call.valid_queries(i)
     if is_valid is not None:
         output = jnp.where(is_valid[..., None, None, None], output, 0)
