@@ -78,13 +78,17 @@ SILENT = {
     KernelRole.BACKWARD: {
         # Q and dO of a stage are released together, and Q's is waited for first.
         r"count one arrival less: mbarrier\.init": 2,
-        r"do not wait: mbarrier\.try_wait": 1,
+        # Likewise, and one where queries are cleared by their segment id: not executed here.
+        r"do not wait: mbarrier\.try_wait": 2,
+        # Clearing queries and keys by their segment ids: not executed here.
+        r"drop: fence\.proxy\.async": 2,
+        r"drop: bar\.sync\s+1, 256": 1,
+        r"drop: bar\.sync\s+%r\d+, 128": 1,
         # A later commit closes the group, and what is waited for is waited for in full.
         r"drop: wgmma\.commit_group": 1,
         r"drop: cp\.async\.bulk\.commit_group": 1,
         # Lanes of a warp share a clock, and warps execute in one order (docs/emulator.md).
         r"drop: bar\.warp\.sync": 2,
-        r"drop: fence\.acq_rel\.gpu": 1,
     },
     KernelRole.BACKWARD_KV: {
         # General kernels wait for Q and dO before they clear padding, and again where they read
