@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -91,13 +92,12 @@ def time_in_turns(direction: str, calls: Mapping[str, Call], effort: Effort) -> 
     once = {name: seconds_of(call, 1) for name, call in calls.items()}
     counts = {name: max(1, round(effort.loop_seconds / seconds)) for name, seconds in once.items()}
     seconds: dict[str, list[float]] = {name: [] for name in calls}
-    names = list(calls)
+    turns = deque(calls.items())
     for round_number in range(effort.rounds):
-        first = round_number % len(names)
-        for name in names[first:] + names[:first]:
-            call = calls[name]
+        for name, call in turns:
             if round_number < 3 or once[name] < SLOW_CALL_SECONDS:
                 seconds[name].append(seconds_of(call, counts[name]))
+        turns.rotate(-1)
     return [
         Timing(
             implementation=name,
