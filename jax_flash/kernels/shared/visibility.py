@@ -6,6 +6,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, Int64
 
+from jax_flash.kernels.shared.parameters import Bounds, Features, Sizes
 from jax_flash.kernels.shared.segments import (
     SegmentArrays,
     SegmentIds,
@@ -54,25 +55,24 @@ class Visibility(NamedTuple):
 def make_visibility(
     variant: KernelVariant,
     tile: ForwardTile | AnyBackwardTile | BackwardBiasTile,
-    sequences: SequenceArrays,
-    segments: SegmentArrays,
-    lengths: tuple[Int32, Int32],
-    bounds: tuple[Int32, Int32],
+    features: Features,
+    sizes: Sizes,
+    bounds: Bounds,
 ) -> Visibility:
     """Gathers the facts of one kernel.
 
     Args:
       variant: decides which of the others have a meaning.
       tile: of the kernel.
-      sequences: offsets and lengths; the lengths in general kernels alone.
-      segments: in general kernels alone.
-      lengths: T and S of the operands.
-      bounds: lower and upper bound of the band.
+      features: offsets; and lengths and segments, in general kernels alone.
+      sizes: of the operands.
+      bounds: of the band.
     """
-    defaults = SequenceDefaults(variant.band, *bounds, *lengths, ragged=variant.general)
-    return Visibility(
-        sequences, defaults, segments if variant.general else None, tile.tile_q, tile.tile_kv
+    defaults = SequenceDefaults(
+        variant.band, *bounds, sizes.query_length, sizes.key_length, ragged=variant.general
     )
+    segments = features.segments if variant.general else None
+    return Visibility(features.sequences, defaults, segments, tile.tile_q, tile.tile_kv)
 
 
 class TileView(NamedTuple):

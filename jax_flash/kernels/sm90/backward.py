@@ -40,7 +40,7 @@ from jax_flash.kernels.sm90 import dq_accumulator, pipelines, wgmma
 from jax_flash.kernels.sm90.backward_compute import compute
 from jax_flash.kernels.sm90.backward_load import load
 from jax_flash.kernels.sm90.backward_reduce import reduce, reduce_warps
-from jax_flash.kernels.sm90.query_rows import QueryRows
+from jax_flash.kernels.sm90.query_rows import QueryRows, make_query_rows
 from jax_flash.kernels.sm90.tma import TmaOperand, tma_atom
 from jax_flash.kernels.sm90.warp_schedule import REGISTERS, WARPGROUP_THREADS, WARPGROUP_WARPS
 from jax_flash.spec.launch_plan import launch_plan
@@ -248,14 +248,7 @@ class BackwardKernel:
         place = block - head_and_batch * key_tiles
         key_tile = key_tile_at(place, key_tiles, shortest_first=shortest_first)
         cap, dense = changes_of_scores(self.variant, features, sizes, scale_log2)
-        visibility = make_visibility(
-            self.variant,
-            tile,
-            features.sequences,
-            features.segments,
-            lengths=(sizes.query_length, sizes.key_length),
-            bounds=bounds,
-        )
+        visibility = make_visibility(self.variant, tile, features, sizes, bounds)
         view = view_of_key_tile(visibility, batch, key_tile)
         ctx = BackwardContext(
             tile=tile,
@@ -270,13 +263,7 @@ class BackwardKernel:
             d_scores_shared=d_scores_shared,
             lse_log2_shared=lse_log2_shared,
             delta_shared=delta_shared,
-            rows=QueryRows(
-                lse_log2=lse_log2,
-                delta=delta,
-                tile_q=tile.tile_q,
-                tiles=(sizes.query_length + tile.tile_q - 1) // tile.tile_q,
-                heads=sizes.query_heads,
-            ),
+            rows=make_query_rows(tile, sizes, lse_log2, delta),
             dq_accumulator=dq_accumulator_pointer,
             dq_semaphores=dq_semaphores,
             dq_shared=dq_shared.iterator,

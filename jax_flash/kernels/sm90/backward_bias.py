@@ -229,14 +229,7 @@ class BackwardBiasKernel:
         query, key = TmaOperand(tma_query, query_shared), TmaOperand(tma_key, key_shared)
         d_output = TmaOperand(tma_d_output, d_output_shared)
         value = TmaOperand(tma_value, value_shared)
-        visibility = make_visibility(
-            self.variant,
-            tile,
-            features.sequences,
-            features.segments,
-            lengths=(sizes.query_length, sizes.key_length),
-            bounds=bounds,
-        )
+        visibility = make_visibility(self.variant, tile, features, sizes, bounds)
         ctx = BackwardBiasContext(
             tile=tile,
             query=query,

@@ -38,7 +38,7 @@ from jax_flash.kernels.shared.visibility import (
 from jax_flash.kernels.sm90 import pipelines, wgmma
 from jax_flash.kernels.sm90.backward_kv_compute import compute_d_key, compute_d_value
 from jax_flash.kernels.sm90.backward_load import load_queries
-from jax_flash.kernels.sm90.query_rows import QueryRows
+from jax_flash.kernels.sm90.query_rows import QueryRows, make_query_rows
 from jax_flash.kernels.sm90.tma import TmaOperand, tma_atom
 from jax_flash.kernels.sm90.warp_schedule import REGISTERS, WARPGROUP_THREADS, WARPGROUP_WARPS
 from jax_flash.spec.launch_plan import launch_plan
@@ -221,14 +221,7 @@ class BackwardKvKernel:
         batch = divide(head_and_batch, sizes.key_heads)
         key_tile = block - head_and_batch * key_tiles
         cap, dense = changes_of_scores(self.variant, features, sizes, scale_log2)
-        visibility = make_visibility(
-            self.variant,
-            tile,
-            features.sequences,
-            features.segments,
-            lengths=(sizes.query_length, sizes.key_length),
-            bounds=bounds,
-        )
+        visibility = make_visibility(self.variant, tile, features, sizes, bounds)
         view = view_of_key_tile(visibility, batch, key_tile)
         ctx = BackwardKvContext(
             tile=tile,
@@ -241,13 +234,7 @@ class BackwardKvKernel:
             d_value=TmaOperand(tma_d_value, value_shared),
             lse_log2_shared=lse_log2_shared,
             delta_shared=delta_shared,
-            rows=QueryRows(
-                lse_log2=lse_log2,
-                delta=delta,
-                tile_q=tile.tile_q,
-                tiles=(sizes.query_length + tile.tile_q - 1) // tile.tile_q,
-                heads=sizes.query_heads,
-            ),
+            rows=make_query_rows(tile, sizes, lse_log2, delta),
             weights_shared=weights_shared.iterator,
             weights_full=weights_full,
             weights_empty=weights_empty,

@@ -31,7 +31,7 @@ from jax_flash.kernels.shared.visibility import (
 )
 from jax_flash.kernels.sm90 import pipelines, wgmma
 from jax_flash.kernels.sm90.backward_q_compute import compute
-from jax_flash.kernels.sm90.query_rows import QueryRows
+from jax_flash.kernels.sm90.query_rows import QueryRows, make_query_rows
 from jax_flash.kernels.sm90.tma import TmaOperand, tma_atom
 from jax_flash.kernels.sm90.warp_schedule import REGISTERS, WARPGROUP_THREADS
 from jax_flash.spec.launch_plan import launch_plan
@@ -185,14 +185,7 @@ class BackwardQKernel:
             # Causal: the last queries see the most keys, and the longest start first.
             owned_tile = owned_tiles - 1 - owned_tile
         cap, dense = changes_of_scores(self.variant, features, sizes, scale_log2)
-        visibility = make_visibility(
-            self.variant,
-            tile,
-            features.sequences,
-            features.segments,
-            lengths=(sizes.query_length, sizes.key_length),
-            bounds=bounds,
-        )
+        visibility = make_visibility(self.variant, tile, features, sizes, bounds)
         tiles_of_block = tile.owned_queries // tile.tile_q
         view = view_of_query_tiles(visibility, batch, owned_tile * tiles_of_block, tiles_of_block)
         key_operand = TmaOperand(tma_key, key_shared)
@@ -205,13 +198,7 @@ class BackwardQKernel:
             key=key_operand,
             value=value_operand,
             d_query=TmaOperand(tma_d_query, query_shared),
-            rows=QueryRows(
-                lse_log2=lse_log2,
-                delta=delta,
-                tile_q=tile.tile_q,
-                tiles=(sizes.query_length + tile.tile_q - 1) // tile.tile_q,
-                heads=sizes.query_heads,
-            ),
+            rows=make_query_rows(tile, sizes, lse_log2, delta),
             query_barriers=query_barriers,
             key_pipeline=pipelines.tma_pipeline(
                 key_barriers, tile.num_key_stages, key_operand.tile_bytes, consumers

@@ -217,14 +217,7 @@ class ForwardKernel:
             tile_kv=tile.tile_kv,
             scale_log2=scale_log2,
             sinks=sinks,
-            visibility=make_visibility(
-                self.variant,
-                tile,
-                features.sequences,
-                features.segments,
-                lengths=(sizes.query_length, sizes.key_length),
-                bounds=bounds,
-            ),
+            visibility=make_visibility(self.variant, tile, features, sizes, bounds),
             soft_cap=cap,
             dense=dense,
             schedule=make_schedule(

@@ -5,6 +5,9 @@ from typing import NamedTuple
 import cutlass.cute as cute
 from cutlass import Int32, Int64
 
+from jax_flash.kernels.shared.parameters import Sizes
+from jax_flash.spec.tile import BackwardTile, SplitBackwardTile
+
 
 class QueryRows(NamedTuple):
     """What ``kernels.shared.row_statistics`` wrote: arrays ``(B, N, tiles * tile_q)``."""
@@ -25,3 +28,14 @@ class QueryRows(NamedTuple):
         offset = Int64(self.head_tile(batch, head, 0)) * self.tile_q
         layout = cute.make_layout((self.tile_q, self.tiles))
         return cute.make_tensor((pointer + offset).align(16), layout)
+
+
+def make_query_rows(
+    tile: BackwardTile | SplitBackwardTile,
+    sizes: Sizes,
+    lse_log2: cute.Pointer,
+    delta: cute.Pointer,
+) -> QueryRows:
+    """Returns the row statistics of a kernel's tile."""
+    tiles = (sizes.query_length + tile.tile_q - 1) // tile.tile_q
+    return QueryRows(lse_log2, delta, tile.tile_q, tiles, sizes.query_heads)
