@@ -14,7 +14,6 @@ import pytest
 import jax_flash
 from jax_flash.emulator.launch import Options, run_operation
 from jax_flash.emulator.schedule import Schedule
-from jax_flash.reference.chunked import chunked_attention
 from jax_flash.spec.arch import Arch
 from jax_flash.spec.band_mask import BOTH_BOUNDS, Band, with_both_bounds
 from jax_flash.spec.launch_plan import backward_bias_operation
@@ -23,14 +22,13 @@ from jax_flash.spec.variant import DType
 from jax_flash.testing import (
     Case,
     Inputs,
-    assert_close_to_oracle,
-    float64_oracle,
     make_inputs,
     poison_padding,
     public_attention,
     results_and_gradients,
 )
 
+from .test_features import compare_inputs
 from .test_kernels import SCHEDULES
 
 BATCH, HEADS, QUERIES, KEYS = 2, 2, 140, 100
@@ -76,24 +74,16 @@ def draw(case: Case, shapes: tuple[tuple[int, ...], tuple[int, ...]]) -> Inputs:
     )
 
 
-def compare(inputs: Inputs, *, deterministic_bwd: bool = False) -> None:
-    """Asserts that emulated kernels are as close to the oracle as the ideal algorithm is."""
-    attention = public_attention(implementation="emulate", deterministic_bwd=deterministic_bwd)
-    assert_close_to_oracle(
-        results_and_gradients(attention, inputs),
-        oracle=float64_oracle(inputs),
-        ideal=results_and_gradients(chunked_attention, inputs),
-    )
-
-
 @pytest.mark.parametrize("name", SHAPES)
 def test_every_broadcast_shape(name: str, kernel_directory: object) -> None:
-    compare(draw(CASE, SHAPES[name]), deterministic_bwd=name == "all of both")
+    compare_inputs(draw(CASE, SHAPES[name]), deterministic_bwd=name == "all of both")
 
 
 def test_other_head_dimensions_and_dtypes(kernel_directory: object) -> None:
     case = replace(CASE, head_dim=128, value_dim=104, dtype="float16", is_causal=True, heads=4)
-    compare(draw(replace(case, soft_cap=4.0), ((4, QUERIES, KEYS), (BATCH, 1, QUERIES, KEYS))))
+    compare_inputs(
+        draw(replace(case, soft_cap=4.0), ((4, QUERIES, KEYS), (BATCH, 1, QUERIES, KEYS)))
+    )
 
 
 def test_what_is_hidden_may_hold_anything(kernel_directory: object) -> None:
@@ -115,7 +105,7 @@ def test_what_is_hidden_may_hold_anything(kernel_directory: object) -> None:
     anything = np.random.default_rng(6).choice([np.nan, np.inf, -np.inf], hidden.shape)
     bias = np.where(hidden[:, None], anything[:, None], np.asarray(semantics.bias))
     semantics = replace(semantics, bias=jnp.asarray(bias.astype(np.float32)))
-    compare(poison_padding(replace(inputs, semantics=semantics)))
+    compare_inputs(poison_padding(replace(inputs, semantics=semantics)))
 
 
 def attend(inputs: Inputs) -> tuple[np.ndarray, np.ndarray]:

@@ -14,6 +14,7 @@ from jax_flash.reference.chunked import chunked_attention
 from jax_flash.testing import (
     CASES,
     Case,
+    Inputs,
     assert_close_to_oracle,
     float64_oracle,
     make_inputs,
@@ -37,8 +38,13 @@ def small(case: Case, **changes: object) -> Case:
 
 
 def compare(case: Case, *, deterministic_bwd: bool, seed: int = 0) -> None:
-    """Asserts that emulated kernels are as close to the oracle as the ideal algorithm is."""
+    """Compares a case whose padding holds NaN."""
     inputs = poison_padding(make_inputs(case, seed=seed))
+    compare_inputs(inputs, deterministic_bwd=deterministic_bwd)
+
+
+def compare_inputs(inputs: Inputs, *, deterministic_bwd: bool = False) -> None:
+    """Asserts that emulated kernels are as close to the oracle as the ideal algorithm is."""
     attention = public_attention(implementation="emulate", deterministic_bwd=deterministic_bwd)
     assert_close_to_oracle(
         results_and_gradients(attention, inputs),
