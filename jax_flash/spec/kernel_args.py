@@ -237,11 +237,10 @@ def _backward_q_arguments(variant: KernelVariant) -> tuple[KernelArgument, ...]:
 def _finish_dq_arguments(variant: KernelVariant) -> tuple[KernelArgument, ...]:
     return (
         PointerArgument(operand="dq_accumulator", dtype="f32"),
-        PointerArgument(operand="d_query", dtype=variant.dtype.value),
+        _map("d_query", variant.dtype.value, WARPGROUP_ROWS),
         ScalarArgument(name="scale", dtype="float32"),
         ScalarArgument(name="query_length"),
         ScalarArgument(name="query_heads"),
-        ScalarArgument(name="head_dim"),
     )
 
 

@@ -108,6 +108,8 @@ def launch_plan(variant: KernelVariant) -> LaunchPlan:
     else:
         tiles = GridFactor(value="query_length", divisor=backward_tile_of(variant).tile_q)
         threads, shared_memory_bytes = ROW_KERNEL_THREADS, 0
+        if variant.role is KernelRole.FINISH_DQ:
+            shared_memory_bytes = fused_backward_tile_of(variant).staged_dq_bytes
     return LaunchPlan(
         threads=threads,
         shared_memory_bytes=shared_memory_bytes,

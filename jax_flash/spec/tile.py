@@ -131,6 +131,11 @@ class BackwardTile:
         d_queries = self.tile_q * self.head_dim * _FLOAT_BYTES
         return keys + queries + statistics + scores + d_queries + BARRIER_BYTES
 
+    @property
+    def staged_dq_bytes(self) -> int:
+        """Shared memory of FINISH_DQ: a query tile of dQ, rounded."""
+        return self.tile_q * self.head_dim * _ELEMENT_BYTES
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackwardBiasTile:

@@ -62,12 +62,17 @@ def main() -> int:
             "implementation": "cuda",
         }
         arrays = operands(head_dim, value_head_dim, dtype)
+        differentiated = {name: jnp.asarray(options[name]) for name in options if name == "bias"}
 
-        def attention(*arrays: jax.Array, options: dict[str, Any] = options) -> jax.Array:
-            return jax_flash.attention(*arrays, **options)
+        def attention(
+            differentiated: dict[str, jax.Array],
+            *arrays: jax.Array,
+            options: dict[str, Any] = options,
+        ) -> jax.Array:
+            return jax_flash.attention(*arrays, **options | differentiated)
 
-        output, pull_back = jax.vjp(attention, *arrays)
-        results = (output, *pull_back(output))
+        output, pull_back = jax.vjp(attention, differentiated, *arrays)
+        results = jax.tree.leaves((output, pull_back(output)))
         finite = all(np.isfinite(np.asarray(array, np.float32)).all() for array in results)
         failures += not finite
         explanation = jax_flash.explain(*arrays, **options)

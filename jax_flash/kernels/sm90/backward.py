@@ -281,9 +281,7 @@ class BackwardKernel:
             mma_gradients=wgmma.make_mma(
                 self.dtype, tile.head_dim, wgmma.K_MAJOR, wgmma.MN_MAJOR, a_in_registers=True
             ),
-            mma_dq=wgmma.make_mma(
-                self.dtype, dq_accumulator.columns(tile), wgmma.MN_MAJOR, wgmma.MN_MAJOR
-            ),
+            mma_dq=dq_accumulator.make_mma(self.dtype, tile),
             scale_log2=scale_log2,
             scale=scale,
             visibility=visibility,

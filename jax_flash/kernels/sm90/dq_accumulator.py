@@ -24,6 +24,11 @@ def columns(tile: BackwardTile) -> int:
     return tile.head_dim if splits_rows(tile) else tile.head_dim // tile.num_consumer_warpgroups
 
 
+def make_mma(dtype: type, tile: BackwardTile) -> cute.TiledMma:
+    """Returns the matmul whose accumulator is one warpgroup's share."""
+    return wgmma.make_mma(dtype, columns(tile), wgmma.MN_MAJOR, wgmma.MN_MAJOR)
+
+
 def tile_start(pointer: cute.Pointer, tile: BackwardTile, head_tile: Int32) -> cute.Pointer:
     """Returns where the ``tile_q * D`` floats of a query tile start.
 
@@ -49,6 +54,12 @@ def fragment_of(
     groups = columns(tile) * wgmma.ROWS // WARPGROUP_THREADS // fragments.VECTOR
     share = groups * WARPGROUP_THREADS * fragments.VECTOR
     return fragments.of_thread(start + consumer * share, groups, thread)
+
+
+def share_of(rows: cute.Tensor, tile: BackwardTile, consumer: Int32) -> cute.Tensor:
+    """Returns one warpgroup's 64 rows of a query tile ``(64, D, tile_q / 64)``."""
+    coordinates = (0, 0, consumer) if splits_rows(tile) else (0, consumer, 0)
+    return cute.local_tile(rows, (wgmma.ROWS, columns(tile)), coordinates)
 
 
 def reduce_tile(destination: cute.Pointer, source: cute.Pointer, tile: BackwardTile) -> None:

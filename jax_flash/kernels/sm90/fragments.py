@@ -36,3 +36,10 @@ def store(destination: cute.Tensor, registers: cute.Tensor) -> None:
     values = cute.make_tensor(registers.iterator, cute.make_layout(destination.shape))
     for group in range(cute.size(destination, mode=[1])):
         cute.autovec_copy(values[None, group], vector(destination, group))
+
+
+def load(source: cute.Tensor, registers: cute.Tensor) -> None:
+    """Loads an accumulator from its place, 16 bytes at a time."""
+    values = cute.make_tensor(registers.iterator, cute.make_layout(source.shape))
+    for group in range(cute.size(source, mode=[1])):
+        cute.autovec_copy(vector(source, group), values[None, group])
