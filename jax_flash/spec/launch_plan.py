@@ -42,12 +42,15 @@ ROW_KERNEL_THREADS = 256
 """Threads of a row-statistics or finish-dQ block; a block owns one query tile of one head."""
 
 # Resident blocks overlap loading a tile with finishing the one before. On one H200 (bf16, D=128,
-# full) that gave 550 instead of 488 TFLOP/s at T=1024, 626 instead of 619 at T=8192. Causal tiles
-# differ in length, and sharing them out in advance leaves some blocks up to 47% more work: 429
-# instead of 352 at T=1024, but 379 instead of 489 at T=2048, where the order in which the hardware
-# starts blocks wins (benchmarks/results/2026-11-29_nvidia-h200_variants.csv, run 2).
+# full) that gave 550 instead of 488 TFLOP/s at T=1024, 626 instead of 619 at T=8192.
 _ANY_LENGTH = 2**31 - 1
-_CAUSAL_RESIDENT_UP_TO = 1024
+
+# Causal tiles differ in length, and sharing them out in advance leaves some blocks up to 47% more
+# work, where the order in which the hardware starts blocks wins. Resident against not, TFLOP/s at
+# T = 512, 1024, 2048, 4096 (benchmarks/results/2026-11-30_nvidia-h200_variants.csv, run 13):
+# D=64 228/192, 287/261, 376/367, 441/424; D=128 337/269, 431/367, 383/507, 390/597; D=256, whose
+# next queries cannot be loaded early, 317/330, 338/454, 373/586, 451/697.
+_CAUSAL_RESIDENT_UP_TO = {64: 4096, 128: 1024}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +91,9 @@ def launch_plan(variant: KernelVariant) -> LaunchPlan:
         forward = forward_tile_of(variant)
         tiles = GridFactor(value="query_length", divisor=forward.tile_q)
         threads, shared_memory_bytes = forward.threads, forward.shared_memory_bytes
-        resident_up_to = _CAUSAL_RESIDENT_UP_TO if variant.band.upper else _ANY_LENGTH
+        resident_up_to = _ANY_LENGTH
+        if variant.band.upper:
+            resident_up_to = _CAUSAL_RESIDENT_UP_TO.get(forward.head_dim, 0)
     elif variant.role is KernelRole.BACKWARD:
         backward = fused_backward_tile_of(variant)
         tiles = GridFactor(value="key_length", divisor=backward.tile_kv)
