@@ -34,7 +34,7 @@ from benchmarks.timing import Effort, time_case
 from jax_flash.testing import Case
 
 RESULTS = Path(__file__).parent / "results"
-FULL = Effort(rounds=5, loop_seconds=0.05)
+FULL = Effort(rounds=10, loop_seconds=0.04)
 QUICK = Effort(rounds=3, loop_seconds=0.02)
 
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -84,20 +83,15 @@ def time_case(
 
 
 def time_in_turns(direction: str, calls: Mapping[str, Call], effort: Effort) -> list[Timing]:
-    """Times the calls, loop by loop in turns; the names are those of implementations.
-
-    Every round begins with another one: the GPU's clocks depend on what ran before.
-    """
+    """Times the calls, loop by loop in turns; the names are those of implementations."""
     same_bits = {name: _has_same_bits(call) for name, call in calls.items()}
     once = {name: seconds_of(call, 1) for name, call in calls.items()}
     counts = {name: max(1, round(effort.loop_seconds / seconds)) for name, seconds in once.items()}
     seconds: dict[str, list[float]] = {name: [] for name in calls}
-    turns = deque(calls.items())
     for round_number in range(effort.rounds):
-        for name, call in turns:
+        for name in order_of_round(tuple(calls), round_number):
             if round_number < 3 or once[name] < SLOW_CALL_SECONDS:
-                seconds[name].append(seconds_of(call, counts[name]))
-        turns.rotate(-1)
+                seconds[name].append(seconds_of(calls[name], counts[name]))
     return [
         Timing(
             implementation=name,
@@ -108,6 +102,20 @@ def time_in_turns(direction: str, calls: Mapping[str, Call], effort: Effort) -> 
         )
         for name in calls
     ]
+
+
+def order_of_round(names: Sequence[str], round_number: int) -> tuple[str, ...]:
+    """Returns the names in the order of a round.
+
+    The GPU's clocks depend on what ran before, so over twice as many rounds as there are names each
+    follows each other one equally often, and has every place equally often (a Williams design).
+    """
+    count = len(names)
+    # 0, 1, n - 1, 2, n - 2, ...: neighbours differ by each number once, if n is even.
+    places = [(place + 1) // 2 * (1 if place % 2 else -1) for place in range(count)]
+    if round_number // max(count, 1) % 2:
+        places.reverse()
+    return tuple(names[(place + round_number) % count] for place in places)
 
 
 def seconds_of(call: Call, count: int) -> float:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise, permutations
 from pathlib import Path
 
 import jax
@@ -29,7 +31,7 @@ from benchmarks.problems import (
 from benchmarks.programs import compile_programs, make_operands
 from benchmarks.report import plot, table
 from benchmarks.rows import Row, read_csv, row_of, write_csv
-from benchmarks.timing import Effort, Timing, time_case, time_in_turns
+from benchmarks.timing import Effort, Timing, order_of_round, time_case, time_in_turns
 from jax_flash.testing import Case
 
 SMALL = Case(
@@ -124,7 +126,7 @@ def test_different_bits_are_noticed():
     assert not timing.same_bits
 
 
-def test_every_implementation_begins_a_round():
+def test_every_implementation_is_timed_in_the_order_of_the_round():
     order: list[str] = []
 
     def recorded(name: str) -> Callable[[], jax.Array]:
@@ -133,7 +135,22 @@ def test_every_implementation_begins_a_round():
     calls = {name: recorded(name) for name in "abc"}
     timings = time_in_turns("forward", calls, Effort(rounds=3, loop_seconds=0.0))
     assert [timing.implementation for timing in timings] == list("abc")
-    assert order[-9:] == list("abcbcacab")
+    assert order[-9:] == [name for turn in range(3) for name in order_of_round("abc", turn)]
+
+
+@pytest.mark.parametrize("count", range(1, 7))
+def test_each_implementation_follows_each_other_equally_often(count: int):
+    names = "abcdef"[:count]
+    rounds = [order_of_round(names, number) for number in range(2 * count)]
+    assert all(sorted(order) == list(names) for order in rounds)
+    for place in range(count):
+        assert Counter(order[place] for order in rounds) == dict.fromkeys(names, 2)
+    neighbours = Counter(pair for order in rounds for pair in pairwise(order))
+    assert neighbours == dict.fromkeys(permutations(names, 2), 2)
+
+
+def test_no_implementation_at_all_has_no_order():
+    assert order_of_round((), 0) == ()
 
 
 def test_programs_compute_attention_and_its_gradients():
