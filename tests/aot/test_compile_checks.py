@@ -68,7 +68,7 @@ def test_parameters_that_differ_from_the_specification(monkeypatch: pytest.Monke
     with pytest.raises(KernelBuildError) as error:
         compile_to(monkeypatch, PTX)
     assert "takes parameters of [128, 8, 4, 4] bytes" in str(error.value)
-    assert "spec.kernel_args says [8, 8, 4, 4, 4, 4]" in str(error.value)
+    assert "spec.kernel_args says [8, 128, 4, 4, 4]" in str(error.value)
     assert VARIANT.name in str(error.value)
 
 
