@@ -45,11 +45,12 @@ ROW_KERNEL_THREADS = 256
 # full) that gave 550 instead of 488 TFLOP/s at T=1024, 626 instead of 619 at T=8192.
 _ANY_LENGTH = 2**31 - 1
 
-# Causal tiles differ in length, and sharing them out in advance leaves some blocks up to 47% more
-# work, where the order in which the hardware starts blocks wins. Resident against not, TFLOP/s at
+# Causal tiles differ in length, and sharing them out in advance leaves some blocks more work than
+# others, where the order in which the hardware starts blocks wins. Resident against not, TFLOP/s at
 # T = 512, 1024, 2048, 4096 (benchmarks/results/2026-11-30_nvidia-h200_variants.csv, run 13):
 # D=64 228/192, 287/261, 376/367, 441/424; D=128 337/269, 431/367, 383/507, 390/597; D=256, whose
-# next queries cannot be loaded early, 317/330, 338/454, 373/586, 451/697.
+# next queries cannot be loaded early, 317/330, 338/454, 373/586, 451/697. The same is assumed of
+# (192, 128), whose next queries cannot either; it was not timed.
 _CAUSAL_RESIDENT_UP_TO = {64: 4096, 128: 1024}
 
 
