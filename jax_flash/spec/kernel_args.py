@@ -194,6 +194,7 @@ def _backward_arguments(variant: KernelVariant) -> tuple[KernelArgument, ...]:
         *_SCALES,
         *_LENGTHS_AND_HEADS,
         *_BAND,
+        ScalarArgument(name="batch"),
     )
 
 

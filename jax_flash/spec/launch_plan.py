@@ -45,13 +45,12 @@ ROW_KERNEL_THREADS = 256
 # full) that gave 550 instead of 488 TFLOP/s at T=1024, 626 instead of 619 at T=8192.
 _ANY_LENGTH = 2**31 - 1
 
-# Causal tiles differ in length, and sharing them out in advance leaves some blocks more work than
-# others, where the order in which the hardware starts blocks wins. Resident against not, TFLOP/s at
-# T = 512, 1024, 2048, 4096 (benchmarks/results/2026-11-30_nvidia-h200_variants.csv, run 13):
-# D=64 228/192, 287/261, 376/367, 441/424; D=128 337/269, 431/367, 383/507, 390/597; D=256, whose
-# next queries cannot be loaded early, 317/330, 338/454, 373/586, 451/697. The same is assumed of
-# (192, 128), whose next queries cannot either; it was not timed.
-_CAUSAL_RESIDENT_UP_TO = {64: 4096, 128: 1024}
+# At D=256 the next queries cannot be loaded early, and causal tiles, which differ in length, gain
+# nothing. Resident against not, TFLOP/s at T = 512, 1024, 2048, 4096, 8192, 16384 (runs 17 and 18):
+# D=64 223/185, 292/258, 375/352, 437/420, 470/463, 498/495; D=128 310/237, 434/357, 506/447,
+# 584/541, 590/573, 631/617; (192, 128) -, -, 508/490, -, 623/615, -; D=256 284/304, 413/411,
+# 512/517, 602/597, 647/645, 662/659.
+_NOT_RESIDENT_IF_CAUSAL = (256, 256)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,13 +92,15 @@ def launch_plan(variant: KernelVariant) -> LaunchPlan:
         tiles = GridFactor(value="query_length", divisor=forward.tile_q)
         threads, shared_memory_bytes = forward.threads, forward.shared_memory_bytes
         resident_up_to = _ANY_LENGTH
-        if variant.band.upper:
-            resident_up_to = _CAUSAL_RESIDENT_UP_TO.get(forward.head_dim, 0)
+        if variant.band.upper and variant.head_dims == _NOT_RESIDENT_IF_CAUSAL:
+            resident_up_to = 0
     elif variant.role is KernelRole.BACKWARD:
         backward = fused_backward_tile_of(variant)
         tiles = GridFactor(value="key_length", divisor=backward.tile_kv)
         heads = GridFactor(value="key_heads")
         threads, shared_memory_bytes = backward.threads, backward.shared_memory_bytes
+        if not variant.deterministic:
+            resident_up_to = _ANY_LENGTH
     elif variant.role is KernelRole.BACKWARD_BIAS:
         return _backward_bias_plan(variant)
     elif variant.role is KernelRole.BACKWARD_KV:

@@ -162,6 +162,24 @@ def test_interleavings_do_not_change_deterministic_bits(kernel_directory: Path):
             assert array.tobytes() == other[name].tobytes(), name
 
 
+@pytest.mark.parametrize("upper", [None, 0])
+def test_bits_do_not_depend_on_the_grid(upper: int | None, kernel_directory: Path):
+    """However many blocks share out the tiles, in pairs and at the end longest first."""
+    case = Problem(
+        query_length=400, key_length=330, query_heads=6, key_heads=3, batch=2, upper=upper
+    )
+    grids = (1, 2, 5, 100)
+    runs = [
+        run_both(case, kernel_directory, Options(schedule=SCHEDULES["random"], multiprocessors=n))
+        for n in grids
+    ]
+    assert_close(runs[0], exact(case), case.dtype)
+    for other in runs[1:]:
+        for name in ("output", "lse", "d_key", "d_value"):
+            assert runs[0][name].tobytes() == other[name].tobytes(), name
+        assert_close(other, exact(case), case.dtype)
+
+
 def test_forward_bits_do_not_depend_on_other_rows(kernel_directory: Path):
     """The numerics contract: a row's bits are those it has in a shorter, smaller batch."""
     case = Problem(query_length=140, key_length=140, upper=0, query_heads=2, batch=2)

@@ -66,7 +66,7 @@ def test_a_healthy_installation(directory: Path, targets: list[tuple[Any, ...]])
     assert fields["arguments"][0] == ("tensor_map", "query", "bf16", 64, 64, 128)
     assert fields["grid"][1:] == (("query_heads", 1), ("batch", 1))
     assert fields["cluster"] == (1, 1, 1)
-    assert fields["resident_up_to"] == 4096
+    assert fields["resident_up_to"] == 2**31 - 1
 
 
 def test_a_missing_manifest_is_named(tmp_path: Path, targets: list[tuple[Any, ...]]) -> None:

@@ -1,8 +1,12 @@
-"""Order of work of the forward kernel: which query tile, head and batch element comes next.
+"""Order of work: which tile, of queries or of keys, head and batch element comes next.
 
 The grid is as large as the device holds at a time, and each block works through several tiles, so
 that loading one overlaps finishing another. The order changes speed alone: no result depends on
 which block computes it.
+
+Tiles of one length are dealt out in turns. Under a causal mask the last queries see the most keys,
+and blocks that got more than their share would end late. So most tiles are dealt out in pairs of
+one total length, a tile and its mirror image; those left at the end longest first, back and forth.
 """
 
 from typing import NamedTuple
@@ -13,8 +17,8 @@ from cutlass import Int32
 
 from jax_flash.kernels.shared.division import divide
 
-HEADS_IN_SECTION = 8
-"""Heads whose keys and values are worked on at a time, so that they stay in the L2 cache."""
+ROUNDS_AT_THE_END = 4
+"""Tiles of a block, at least, that are not dealt out in pairs: enough to even out the rest."""
 
 
 class Schedule(NamedTuple):
@@ -22,23 +26,80 @@ class Schedule(NamedTuple):
 
     block: Int32
     blocks: Int32
-    query_tiles: Int32
-    query_heads: Int32
+    tiles: Int32
+    """Of a head."""
+    heads_of_batch: Int32
+    heads: Int32
+    """Of all batch elements."""
     rounds: Int32
     """Tiles of this block."""
-    longest_first: bool
+    shares: "Shares | None"
+    """None where all tiles are of one length."""
+    heads_in_section: int
+
+
+class Shares(NamedTuple):
+    """How tiles of different lengths are dealt out."""
+
+    paired_heads: Int32
+    """Heads whose tiles are all in pairs."""
+    paired_rounds: Int32
+    """Pairs of a block; where those of ``paired_heads`` are too few, the longest tiles of the other
+    heads come with their shortest."""
+    pairs_of_rest: Int32
+    """How many of these there are."""
 
 
 class Work(NamedTuple):
-    """One query tile of one head."""
+    """One tile of one head."""
 
-    query_tile: Int32
+    tile: Int32
     head: Int32
     batch: Int32
 
 
 @cute.jit
-def _position(block: Int32, blocks: Int32, round_: Int32):
+def make_schedule(
+    tiles: Int32,
+    heads_of_batch: Int32,
+    batch: Int32,
+    differ_in_length: cutlass.Constexpr,
+    heads_in_section: cutlass.Constexpr,
+):
+    """Returns the calling block's share of all tiles.
+
+    Args:
+      tiles: of a head.
+      heads_of_batch: of a batch element.
+      batch: batch elements.
+      differ_in_length: whether the later tiles of a head take longer.
+      heads_in_section: heads that are worked on at a time where every tile has a block of its own,
+        so that what they share stays in the L2 cache.
+    """
+    block, _, _ = cute.arch.block_idx()
+    blocks, _, _ = cute.arch.grid_dim()
+    heads = heads_of_batch * batch
+    if cutlass.const_expr(not differ_in_length):
+        rounds = divide(tiles * heads - block + blocks - 1, blocks)
+        return Schedule(block, blocks, tiles, heads_of_batch, heads, rounds, None, heads_in_section)
+    rounds = Int32(1)
+    shares = Shares(Int32(0), Int32(0), Int32(0))
+    if blocks < tiles * heads:
+        to_pair = divide(tiles * heads, Int32(2)) - blocks * (ROUNDS_AT_THE_END // 2)
+        two_heads = divide(cutlass.max(to_pair, 0), tiles)
+        pairs = two_heads * tiles
+        paired_rounds = divide(pairs + blocks - 1, blocks)
+        shares = Shares(2 * two_heads, paired_rounds, paired_rounds * blocks - pairs)
+        rest = tiles * (heads - 2 * two_heads) - 2 * shares.pairs_of_rest
+        whole_rounds = divide(rest, blocks)
+        rounds = 2 * paired_rounds + whole_rounds
+        if _place_in_round(block, blocks, whole_rounds) < rest - whole_rounds * blocks:
+            rounds += 1
+    return Schedule(block, blocks, tiles, heads_of_batch, heads, rounds, shares, heads_in_section)
+
+
+@cute.jit
+def _place_in_round(block: Int32, blocks: Int32, round_: Int32):
     """Returns a block's place in a round; every other round runs backwards.
 
     With the longest tiles first, the block that got the longest of one round so gets the shortest
@@ -48,41 +109,66 @@ def _position(block: Int32, blocks: Int32, round_: Int32):
 
 
 @cute.jit
-def make_schedule(
-    query_tiles: Int32, query_heads: Int32, batch: Int32, longest_first: cutlass.Constexpr
-):
-    """Returns the calling block's share of all query tiles."""
-    block, _, _ = cute.arch.block_idx()
-    blocks, _, _ = cute.arch.grid_dim()
-    total = query_tiles * query_heads * batch
-    rounds = Int32(1)
-    if blocks < total:
-        rounds = divide(total, blocks)
-        if _position(block, blocks, rounds) < total - rounds * blocks:
-            rounds += 1
-    return Schedule(block, blocks, query_tiles, query_heads, rounds, longest_first)
+def work_of_round(schedule: cutlass.Constexpr, round_: Int32):
+    """Returns the tile that a block works on in a round."""
+    block, blocks, tiles = schedule.block, schedule.blocks, schedule.tiles
+    heads, shares = schedule.heads, schedule.shares
+    tile, head = Int32(0), Int32(0)
+    if cutlass.const_expr(shares is None):
+        # All tiles of a head follow each other, to read its keys and values from the L2 cache.
+        rank = round_ * blocks + block
+        head = divide(rank, tiles)
+        tile = rank - head * tiles
+    elif blocks >= tiles * heads:
+        tile, head = _longest_of_section(block, tiles, heads, schedule.heads_in_section)
+    else:
+        tile, head = _tile_of_share(block, blocks, tiles, heads, shares, round_)
+    batch = divide(head, schedule.heads_of_batch)
+    return Work(tile, head - batch * schedule.heads_of_batch, batch)
 
 
 @cute.jit
-def work_of_round(schedule: cutlass.Constexpr, round_: Int32):
-    """Returns the tile that a block works on in a round.
+def _longest_of_section(
+    rank: Int32, tiles: Int32, heads: Int32, heads_in_section: cutlass.Constexpr
+):
+    """Returns tile and head at a rank when those of a section of heads are ordered by length.
 
-    With ``longest_first`` (causal: the last queries see the most keys) the tiles of a section of
-    heads are ordered by length, so that short ones fill the end. Otherwise all tiles of a head
-    follow each other, to read its keys and values from the L2 cache.
+    Blocks start in this order, so that short ones fill the end.
     """
-    rank = round_ * schedule.blocks + _position(schedule.block, schedule.blocks, round_)
-    tiles, heads = schedule.query_tiles, schedule.query_heads
-    if cutlass.const_expr(not schedule.longest_first):
-        head_and_batch = divide(rank, tiles)
-        batch = divide(head_and_batch, heads)
-        return Work(rank - head_and_batch * tiles, head_and_batch - batch * heads, batch)
-    tiles_of_batch = tiles * heads
-    batch = divide(rank, tiles_of_batch)
-    in_batch = rank - batch * tiles_of_batch
-    first_head = divide(in_batch, tiles * HEADS_IN_SECTION) * HEADS_IN_SECTION
-    section_heads = cutlass.min(heads - first_head, HEADS_IN_SECTION)
-    in_section = in_batch - first_head * tiles
+    first_head = divide(rank, tiles * heads_in_section) * heads_in_section
+    section_heads = cutlass.min(heads - first_head, heads_in_section)
+    in_section = rank - first_head * tiles
     place = divide(in_section, section_heads)
-    head = first_head + in_section - place * section_heads
-    return Work(tiles - 1 - place, head, batch)
+    return tiles - 1 - place, first_head + in_section - place * section_heads
+
+
+@cute.jit
+def _tile_of_share(
+    block: Int32,
+    blocks: Int32,
+    tiles: Int32,
+    heads: Int32,
+    shares: cutlass.Constexpr,
+    round_: Int32,
+):
+    """Returns tile and head of a block in a round."""
+    half = round_ % 2
+    pair = divide(round_, Int32(2)) * blocks + block - divide(shares.paired_heads, Int32(2)) * tiles
+    other_heads = heads - shares.paired_heads
+    tile, head = Int32(0), Int32(0)
+    if pair < 0:
+        pair += divide(shares.paired_heads, Int32(2)) * tiles
+        two_heads = divide(pair, tiles)
+        place = pair - two_heads * tiles
+        tile = place if half == 1 else tiles - 1 - place
+        head = 2 * two_heads + half
+    else:
+        rank = pair if half == 0 else other_heads * tiles - 1 - pair
+        round_at_end = round_ - 2 * shares.paired_rounds
+        if round_at_end >= 0:
+            place = _place_in_round(block, blocks, round_at_end)
+            rank = shares.pairs_of_rest + round_at_end * blocks + place
+        place = divide(rank, other_heads)
+        tile = tiles - 1 - place
+        head = shares.paired_heads + rank - place * other_heads
+    return tile, head

@@ -7,9 +7,10 @@ With ``P = exp(scale * Q K^T - lse)``, ``dP = dO V^T`` and ``delta = rowsum(dO *
 (FlashAttention 2, algorithm 2; the log-sum-exp's cotangent enters through delta.) Shapes as in
 ``forward``. One block owns ``tile_kv`` keys of one key head and visits the query tiles of every
 query head of the group, so that dK and dV are summed in registers, in a fixed order, also for
-grouped heads::
+grouped heads. Then it owns the next keys of its share (``shared.tile_scheduler``), whose loads
+start before these gradients are stored::
 
-    warpgroup 0   producer   one warp issues TMA:  K, V (once), then Q, lse and dO, delta tiles
+    warpgroup 0   producer   one warp issues TMA:  K, V, then Q, lse and dO, delta tiles
                   reduce     adds dQ parts to global memory; two warps, in turns, when deterministic
     warpgroup 1   consumer   keys  0..63    S^T = K Q^T   dP^T = V dO^T   dV += P^T dO
     warpgroup 2   consumer   keys 64..127   dK += dS^T Q  dS -> shared memory, then dQ part = dS K
@@ -30,6 +31,7 @@ from jax_flash.kernels.shared.dense import Dense
 from jax_flash.kernels.shared.division import divide
 from jax_flash.kernels.shared.parameters import Bounds, Features, Sizes, changes_of_scores
 from jax_flash.kernels.shared.soft_cap import SoftCap
+from jax_flash.kernels.shared.tile_scheduler import Schedule, make_schedule, work_of_round
 from jax_flash.kernels.shared.visibility import (
     TileView,
     Visibility,
@@ -49,8 +51,15 @@ from jax_flash.spec.turns import key_tile_at
 from jax_flash.spec.variant import KernelVariant, fused_backward_tile_of
 
 
+def staging_of(start: cute.Pointer, tile: BackwardTile, dtype: type) -> cute.Tensor:
+    """Returns shared memory, from ``start``, for a gradient ``(64, D, consumers)`` to be stored."""
+    layout = wgmma.shared_layout(dtype, wgmma.ROWS, tile.head_dim, tile.num_consumer_warpgroups)
+    pointer = cute.recast_ptr(start, layout.inner, dtype)
+    return cute.make_tensor(pointer, layout.outer)
+
+
 class BackwardContext(NamedTuple):
-    """What both roles of a block share: operands in shared memory, pipelines, and its work."""
+    """What the roles of a block share: operands in shared memory, pipelines, and its work."""
 
     tile: BackwardTile
     dtype: type
@@ -71,7 +80,10 @@ class BackwardContext(NamedTuple):
     dq_full_barriers: cute.Pointer
     dq_empty_barrier: cute.Pointer
     shortest_first: bool
-    key_barriers: cute.Pointer
+    """Order of a head's key tiles when deterministic (``spec.turns``)."""
+    key_full_barriers: cute.Pointer
+    """One for each consumer's keys and values."""
+    key_empty_barrier: cute.Pointer
     query_pipeline: PipelineTmaAsync
     d_output_pipeline: PipelineTmaAsync
     mma_scores: cute.TiledMma
@@ -80,16 +92,17 @@ class BackwardContext(NamedTuple):
     scale_log2: Float32
     scale: Float32
     visibility: Visibility
-    view: TileView
-    """Of the block's keys."""
     soft_cap: SoftCap | None
     """None in kernels that do not support one."""
     dense: Dense | None
     """Likewise."""
-    key_tile: Int32
-    key_head: Int32
-    batch: Int32
+    schedule: Schedule
     heads_per_group: Int32
+    view: TileView | None = None
+    """Of the block's keys in this round, as what follows; set by ``in_round``."""
+    key_tile: Int32 | None = None
+    key_head: Int32 | None = None
+    batch: Int32 | None = None
 
     @property
     def num_consumers(self) -> int:
@@ -116,9 +129,15 @@ class BackwardContext(NamedTuple):
         """Columns of dQ that one warpgroup computes."""
         return dq_accumulator.columns(self.tile)
 
-    def head_tile(self, head: Int32, tile: Int32) -> Int32:
-        """Returns the index of a query tile among those of all batch elements and heads."""
-        return self.rows.head_tile(self.batch, head, tile)
+    def in_round(self, round_: Int32) -> "BackwardContext":
+        """Returns the context of the keys that the block owns in a round."""
+        work = work_of_round(self.schedule, round_)
+        tiles = self.schedule.tiles
+        # The first keys are seen by the most queries, and come first where nothing says otherwise.
+        place = tiles - 1 - work.tile if self.schedule.shares is not None else work.tile
+        key_tile = key_tile_at(place, tiles, shortest_first=self.shortest_first)
+        view = view_of_key_tile(self.visibility, work.batch, key_tile)
+        return self._replace(view=view, key_tile=key_tile, key_head=work.head, batch=work.batch)
 
     def producer_state(self):
         """Returns the producer's position at the start of a pipeline."""
@@ -157,6 +176,7 @@ class BackwardKernel:
         scale: Float32,
         sizes: Sizes,
         bounds: Bounds,
+        batch: Int32,
     ):
         """Declares the kernel's parameters in the order of ``spec.kernel_args``."""
         tile, plan = self.tile, launch_plan(self.variant)
@@ -178,6 +198,7 @@ class BackwardKernel:
             scale,
             sizes,
             bounds,
+            batch,
         ).launch(
             grid=[sizes.query_heads, 1, 1],
             block=[plan.threads, 1, 1],
@@ -203,6 +224,7 @@ class BackwardKernel:
         scale: Float32,
         sizes: Sizes,
         bounds: Bounds,
+        batch: Int32,
     ):
         """Sets up shared memory and barriers, then splits into roles."""
         tile, consumers = self.tile, self.tile.num_consumer_warpgroups
@@ -223,33 +245,27 @@ class BackwardKernel:
         )
         d_scores_shared = wgmma.allocate(memory, self.dtype, wgmma.ROWS, tile.tile_q, 2 * consumers)
         dq_shared = memory.allocate_tensor(
-            Float32, cute.make_layout(tile.tile_q * tile.head_dim), byte_alignment=128
+            Float32, cute.make_layout(tile.tile_q * tile.head_dim), byte_alignment=1024
         )
         row_layout = cute.make_layout((tile.tile_q, tile.num_stages))
         lse_log2_shared = memory.allocate_tensor(Float32, row_layout, byte_alignment=128)
         delta_shared = memory.allocate_tensor(Float32, row_layout, byte_alignment=128)
-        key_barriers = memory.allocate_array(cutlass.Int64, consumers)
+        key_full_barriers = memory.allocate_array(cutlass.Int64, consumers)
+        key_empty_barrier = memory.allocate_array(cutlass.Int64, 1)
         query_barriers = memory.allocate_array(cutlass.Int64, 2 * tile.num_stages)
         d_output_barriers = memory.allocate_array(cutlass.Int64, 2 * tile.num_stages)
         dq_full_barriers = memory.allocate_array(cutlass.Int64, warps_of_reduce)
         dq_empty_barrier = memory.allocate_array(cutlass.Int64, 1)
         if warp == 0:
-            pipelines.init_barriers(key_barriers, consumers, 1)
+            pipelines.init_barriers(key_full_barriers, consumers, 1)
+            pipelines.init_barriers(key_empty_barrier, 1, consumers * WARPGROUP_WARPS)
             pipelines.init_barriers(dq_full_barriers, warps_of_reduce, consumers * WARPGROUP_WARPS)
             pipelines.init_barriers(dq_empty_barrier, 1, 1)
 
         query_operand = TmaOperand(tma_query, query_shared)
         row_bytes = tile.tile_q * Float32.width // 8
-        key_tiles = (sizes.key_length + tile.tile_kv - 1) // tile.tile_kv
-        block, _, _ = cute.arch.block_idx()
-        head_and_batch = divide(block, key_tiles)
-        batch = divide(head_and_batch, sizes.key_heads)
-        shortest_first = self.variant.deterministic and self.variant.band.upper
-        place = block - head_and_batch * key_tiles
-        key_tile = key_tile_at(place, key_tiles, shortest_first=shortest_first)
         cap, dense = changes_of_scores(self.variant, features, sizes, scale_log2)
         visibility = make_visibility(self.variant, tile, features, sizes, bounds)
-        view = view_of_key_tile(visibility, batch, key_tile)
         ctx = BackwardContext(
             tile=tile,
             dtype=self.dtype,
@@ -258,8 +274,9 @@ class BackwardKernel:
             d_output=TmaOperand(tma_d_output, d_output_shared),
             key=TmaOperand(tma_key, key_shared),
             value=TmaOperand(tma_value, value_shared),
-            d_key=TmaOperand(tma_d_key, key_shared),
-            d_value=TmaOperand(tma_d_value, value_shared),
+            # Not where K and V are: the next ones are loaded there while these are stored.
+            d_key=TmaOperand(tma_d_key, staging_of(d_scores_shared.iterator, tile, self.dtype)),
+            d_value=TmaOperand(tma_d_value, staging_of(dq_shared.iterator, tile, self.dtype)),
             d_scores_shared=d_scores_shared,
             lse_log2_shared=lse_log2_shared,
             delta_shared=delta_shared,
@@ -269,8 +286,9 @@ class BackwardKernel:
             dq_shared=dq_shared.iterator,
             dq_full_barriers=dq_full_barriers,
             dq_empty_barrier=dq_empty_barrier,
-            shortest_first=shortest_first,
-            key_barriers=key_barriers,
+            shortest_first=self.variant.deterministic and self.variant.band.upper,
+            key_full_barriers=key_full_barriers,
+            key_empty_barrier=key_empty_barrier,
             query_pipeline=pipelines.tma_pipeline(
                 query_barriers, tile.num_stages, query_operand.tile_bytes + row_bytes, consumers
             ),
@@ -285,12 +303,15 @@ class BackwardKernel:
             scale_log2=scale_log2,
             scale=scale,
             visibility=visibility,
-            view=view,
             soft_cap=cap,
             dense=dense,
-            key_tile=key_tile,
-            key_head=head_and_batch - batch * sizes.key_heads,
-            batch=batch,
+            schedule=make_schedule(
+                (sizes.key_length + tile.tile_kv - 1) // tile.tile_kv,
+                sizes.key_heads,
+                batch,
+                differ_in_length=self.variant.band.upper,
+                heads_in_section=1,
+            ),
             heads_per_group=divide(sizes.query_heads, sizes.key_heads),
         )
         pipelines.publish_barriers()
@@ -299,10 +320,10 @@ class BackwardKernel:
         if warpgroup_index == 0:
             cute.arch.setmaxregister_decrease(self.registers.producer)
             if warp == 0:
-                load(ctx, view.begin, view.end)
+                load(ctx)
             elif warp <= warps_of_reduce:
-                reduce(ctx, view.begin, view.end, warp - 1)
+                reduce(ctx, warp - 1)
         else:
             cute.arch.setmaxregister_increase(self.registers.consumer)
             thread, _, _ = cute.arch.thread_idx()
-            compute(ctx, warpgroup_index - 1, thread % WARPGROUP_THREADS, view.begin, view.end)
+            compute(ctx, warpgroup_index - 1, thread % WARPGROUP_THREADS)

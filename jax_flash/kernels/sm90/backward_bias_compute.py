@@ -12,7 +12,7 @@ from jax_flash.kernels.shared.segments import differ, hide_other_segments
 from jax_flash.kernels.shared.soft_cap import cap_scores
 from jax_flash.kernels.shared.tile_ranges import hides_part_of
 from jax_flash.kernels.shared.visibility import key_tile_segments
-from jax_flash.kernels.sm90 import wgmma
+from jax_flash.kernels.sm90 import pipelines, wgmma
 from jax_flash.kernels.sm90.warp_schedule import WARPGROUP_THREADS, NamedBarrier
 
 
@@ -65,10 +65,10 @@ def compute(ctx: cutlass.Constexpr, consumer: Int32, thread: Int32):
                     )
                     warpgroup.commit_group()
                     warpgroup.wait_group(1)
-                    scores_pipeline.consumer_release(scores_state)
+                    pipelines.release(scores_pipeline, scores_state.index)
                     scores_state.advance()
                     warpgroup.wait_group(0)
-                    weights_pipeline.consumer_release(weights_state)
+                    pipelines.release(weights_pipeline, weights_state.index)
                     weights_state.advance()
                     score_rows = wgmma.rows_and_columns(scores)
                     first_column = key_tile * ctx.tile.tile_kv + column

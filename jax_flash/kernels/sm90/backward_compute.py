@@ -4,12 +4,13 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 from cutlass.cute.nvgpu import warpgroup
+from cutlass.pipeline import PipelineState
 
 from jax_flash.kernels.shared.dense import exponent_limit
 from jax_flash.kernels.shared.padding import clear_padded_rows, clear_rows
 from jax_flash.kernels.shared.soft_cap import cap_scores, slope_at
 from jax_flash.kernels.shared.tile_ranges import hides_part_of
-from jax_flash.kernels.sm90 import dq_accumulator, fragments, wgmma
+from jax_flash.kernels.sm90 import dq_accumulator, fragments, pipelines, wgmma
 from jax_flash.kernels.sm90.query_tiles import (
     add_dense,
     clear_query_padding,
@@ -56,8 +57,8 @@ def shared_operands(ctx, consumer: Int32, thread: Int32):
 
 
 @cute.jit
-def compute(ctx: cutlass.Constexpr, consumer: Int32, thread: Int32, begin: Int32, end: Int32):
-    """Visits query tiles ``begin .. end - 1`` of every head of the group, heads outermost.
+def compute(ctx: cutlass.Constexpr, consumer: Int32, thread: Int32):
+    """Visits, in each round, the query tiles of every head of the group, heads outermost.
 
     Scores are computed transposed (keys in rows), so that P and dS are already in the registers
     that the dV and dK matmuls read them from; only dS also goes through shared memory, for dQ.
@@ -72,136 +73,135 @@ def compute(ctx: cutlass.Constexpr, consumer: Int32, thread: Int32, begin: Int32
         d_scores_operand,
         key_columns,
     ) = shared_operands(ctx, consumer, thread)
-    d_key = wgmma.accumulator(ctx.mma_gradients, ctx.key.columns)
-    d_value = wgmma.accumulator(ctx.mma_gradients, ctx.value.columns)
-    d_key.fill(0.0)
-    d_value.fill(0.0)
     row, column = wgmma.first_row_and_column(thread)
-    first_key = (ctx.key_tile * ctx.num_consumers + consumer) * wgmma.ROWS + row
     tile_q = ctx.query.rows
     query_pipeline, d_output_pipeline = ctx.query_pipeline, ctx.d_output_pipeline
-    query_state, d_output_state = ctx.consumer_state(), ctx.consumer_state()
-    # The last tile's dK matmul runs on while this tile's scores are computed; its queries are
-    # released then.
-    previous_query_state = ctx.consumer_state()
-    has_previous = Int32(0)
+    state = ctx.consumer_state()  # of both pipelines, which run in step
     buffer = Int32(0)
-    cute.arch.mbarrier_wait(ctx.key_barriers + consumer, 0)
-    if cutlass.const_expr(ctx.view.band.ragged):
-        clear_key_padding(ctx, consumer, thread)
+    schedule, in_round = ctx.schedule, ctx.in_round
 
-    for member in cutlass.range(ctx.heads_per_group, unroll=1):
-        head = ctx.key_head * ctx.heads_per_group + member
-        for tile in cutlass.range(begin, end, unroll=1):
-            scores = wgmma.accumulator(ctx.mma_scores, tile_q)
-            d_weights = wgmma.accumulator(ctx.mma_scores, tile_q)
-            query_pipeline.consumer_wait(query_state)
-            queries_segments = segments_of_queries(ctx, tile)
-            if cutlass.const_expr(ctx.view.band.ragged):
-                clear_query_padding(
-                    ctx, queries_segments, query_state, d_output_state, tile, consumer, thread
-                )
-            warpgroup.fence()
-            wgmma.issue(
-                ctx.mma_scores, scores, keys, queries[None, None, None, query_state.index], True
-            )
-            warpgroup.commit_group()
-            d_output_pipeline.consumer_wait(d_output_state)
-            wgmma.issue(
-                ctx.mma_scores,
-                d_weights,
-                values,
-                d_outputs[None, None, None, d_output_state.index],
-                True,
-            )
-            warpgroup.commit_group()
-            warpgroup.wait_group(2)
-            if has_previous != 0:
-                query_pipeline.consumer_release(previous_query_state)
-                previous_query_state.advance()
-            has_previous = Int32(1)
-            warpgroup.wait_group(1)
-            score_rows = wgmma.rows_and_columns(scores)
-            d_rows = wgmma.rows_and_columns(d_weights)
-            row_lse = ctx.lse_log2_shared[None, query_state.index]
-            row_delta = ctx.delta_shared[None, d_output_state.index]
-            if cutlass.const_expr(ctx.soft_cap is not None):
-                cap_scores(ctx.soft_cap, score_rows)
-                warpgroup.wait_group(0)
-                # While the scores are those of the soft cap alone, which its slope is taken from.
-                apply_slope(ctx, score_rows, d_rows, row_delta, column)
-            add_dense(ctx, head, score_rows, first_key, tile * tile_q + column)
-            if hides_part_of(
-                ctx.view.band, tile * tile_q, tile_q, ctx.key_tile * ctx.tile_kv, ctx.tile_kv
-            ):
-                mask_tile(ctx, score_rows, first_key, tile * tile_q + column)
-            mask_segments(ctx, queries_segments, score_rows, first_key, tile * tile_q + column)
-            if cutlass.const_expr(ctx.soft_cap is not None):
-                to_weights(ctx, score_rows, row_lse, column)
-                multiply(score_rows, d_rows)
-                d_scores = wgmma.converted(d_weights, ctx.dtype)
-                weights = wgmma.converted(scores, ctx.dtype)
-            else:
-                to_weights(ctx, score_rows, row_lse, column)
-                weights = wgmma.converted(scores, ctx.dtype)
-                warpgroup.wait_group(0)
-                to_d_scores(score_rows, d_rows, row_delta, column)
-                d_scores = wgmma.converted(d_weights, ctx.dtype)
-            warpgroup.fence()
-            wgmma.issue(
-                ctx.mma_gradients,
-                d_value,
-                wgmma.as_operand_a(weights),
-                d_outputs_transposed[None, None, None, d_output_state.index],
-                False,
-            )
-            warpgroup.commit_group()
-            stage = buffer * ctx.num_consumers + consumer
-            wgmma.store_rows(
-                ctx.mma_scores, d_scores, ctx.d_scores_shared[None, None, stage], thread
-            )
-            cute.arch.fence_proxy("async.shared", space="cta")
-            # Every warpgroup's dS is in shared memory past this barrier. It also tells that the
-            # other buffer has been read: its reader waited for its matmul before arriving here.
-            cute.arch.barrier(
-                barrier_id=NamedBarrier.CONSUMERS,
-                number_of_threads=ctx.num_consumers * WARPGROUP_THREADS,
-            )
-            d_query = wgmma.accumulator(ctx.mma_dq, ctx.dq_columns)
-            for source in cutlass.range_constexpr(ctx.num_consumers):
+    for round_ in cutlass.range(schedule.rounds, unroll=1):
+        own = in_round(round_)
+        d_key = wgmma.accumulator(ctx.mma_gradients, ctx.key.columns)
+        d_value = wgmma.accumulator(ctx.mma_gradients, ctx.value.columns)
+        d_key.fill(0.0)
+        d_value.fill(0.0)
+        first_key = (own.key_tile * ctx.num_consumers + consumer) * wgmma.ROWS + row
+        has_previous = Int32(0)
+        cute.arch.mbarrier_wait(ctx.key_full_barriers + consumer, round_ % 2)
+        if cutlass.const_expr(own.view.band.ragged):
+            clear_key_padding(own, consumer, thread)
+        start_overwriting_staging(ctx, round_, thread)
+
+        for member in cutlass.range(own.heads_per_group, unroll=1):
+            head = own.key_head * own.heads_per_group + member
+            for tile in cutlass.range(own.view.begin, own.view.end, unroll=1):
+                scores = wgmma.accumulator(ctx.mma_scores, tile_q)
+                d_weights = wgmma.accumulator(ctx.mma_scores, tile_q)
+                query_pipeline.consumer_wait(state)
+                queries_segments = segments_of_queries(own, tile)
+                if cutlass.const_expr(own.view.band.ragged):
+                    clear_query_padding(own, queries_segments, state, tile, consumer, thread)
+                warpgroup.fence()
                 wgmma.issue(
-                    ctx.mma_dq,
-                    d_query,
-                    d_scores_operand[None, None, None, buffer * ctx.num_consumers + source],
-                    key_columns[None, None, None, source],
-                    source == 0,
+                    ctx.mma_scores, scores, keys, queries[None, None, None, state.index], True
                 )
-            warpgroup.commit_group()
-            wgmma.issue(
-                ctx.mma_gradients,
-                d_key,
-                wgmma.as_operand_a(d_scores),
-                queries_transposed[None, None, None, query_state.index],
-                False,
-            )
-            warpgroup.commit_group()
-            warpgroup.wait_group(1)
-            d_output_pipeline.consumer_release(d_output_state)
-            d_output_state.advance()
-            pass_d_query(ctx, d_query, buffer, consumer, thread)
-            query_state.advance()
-            if cutlass.const_expr(not ctx.tile.overlap_d_key):
-                warpgroup.wait_group(0)
-            buffer = buffer ^ 1
+                warpgroup.commit_group()
+                d_output_pipeline.consumer_wait(state)
+                wgmma.issue(
+                    ctx.mma_scores,
+                    d_weights,
+                    values,
+                    d_outputs[None, None, None, state.index],
+                    True,
+                )
+                warpgroup.commit_group()
+                warpgroup.wait_group(2)
+                # The last tile's dK matmul ran on until these scores were wanted.
+                if has_previous != 0:
+                    pipelines.release(query_pipeline, stage_before(ctx, state))
+                has_previous = Int32(1)
+                warpgroup.wait_group(1)
+                score_rows = wgmma.rows_and_columns(scores)
+                d_rows = wgmma.rows_and_columns(d_weights)
+                row_lse = ctx.lse_log2_shared[None, state.index]
+                row_delta = ctx.delta_shared[None, state.index]
+                if cutlass.const_expr(ctx.soft_cap is not None):
+                    cap_scores(ctx.soft_cap, score_rows)
+                    warpgroup.wait_group(0)
+                    # Before anything else changes the scores, which the slope is taken from.
+                    apply_slope(ctx, score_rows, d_rows, row_delta, column)
+                add_dense(own, head, score_rows, first_key, tile * tile_q + column)
+                if hides_part_of(
+                    own.view.band, tile * tile_q, tile_q, own.key_tile * ctx.tile_kv, ctx.tile_kv
+                ):
+                    mask_tile(own, score_rows, first_key, tile * tile_q + column)
+                mask_segments(own, queries_segments, score_rows, first_key, tile * tile_q + column)
+                if cutlass.const_expr(ctx.soft_cap is not None):
+                    to_weights(ctx, score_rows, row_lse, column)
+                    multiply(score_rows, d_rows)
+                    d_scores = wgmma.converted(d_weights, ctx.dtype)
+                    weights = wgmma.converted(scores, ctx.dtype)
+                else:
+                    to_weights(ctx, score_rows, row_lse, column)
+                    weights = wgmma.converted(scores, ctx.dtype)
+                    warpgroup.wait_group(0)
+                    to_d_scores(score_rows, d_rows, row_delta, column)
+                    d_scores = wgmma.converted(d_weights, ctx.dtype)
+                warpgroup.fence()
+                wgmma.issue(
+                    ctx.mma_gradients,
+                    d_value,
+                    wgmma.as_operand_a(weights),
+                    d_outputs_transposed[None, None, None, state.index],
+                    False,
+                )
+                warpgroup.commit_group()
+                stage = buffer * ctx.num_consumers + consumer
+                wgmma.store_rows(
+                    ctx.mma_scores, d_scores, ctx.d_scores_shared[None, None, stage], thread
+                )
+                cute.arch.fence_proxy("async.shared", space="cta")
+                # Every warpgroup's dS is in shared memory past this barrier. It also tells that the
+                # other buffer has been read: its reader waited for its matmul before arriving here.
+                cute.arch.barrier(
+                    barrier_id=NamedBarrier.CONSUMERS,
+                    number_of_threads=ctx.num_consumers * WARPGROUP_THREADS,
+                )
+                d_query = wgmma.accumulator(ctx.mma_dq, ctx.dq_columns)
+                for source in cutlass.range_constexpr(ctx.num_consumers):
+                    wgmma.issue(
+                        ctx.mma_dq,
+                        d_query,
+                        d_scores_operand[None, None, None, buffer * ctx.num_consumers + source],
+                        key_columns[None, None, None, source],
+                        source == 0,
+                    )
+                warpgroup.commit_group()
+                wgmma.issue(
+                    ctx.mma_gradients,
+                    d_key,
+                    wgmma.as_operand_a(d_scores),
+                    queries_transposed[None, None, None, state.index],
+                    False,
+                )
+                warpgroup.commit_group()
+                warpgroup.wait_group(1)
+                pipelines.release(d_output_pipeline, state.index)
+                pass_d_query(ctx, d_query, buffer, consumer, thread)
+                state.advance()
+                if cutlass.const_expr(not ctx.tile.overlap_d_key):
+                    warpgroup.wait_group(0)
+                buffer = buffer ^ 1
 
-    warpgroup.wait_group(0)
-    # The keys of every warpgroup are read by all; none may be overwritten before all are done.
-    cute.arch.barrier(
-        barrier_id=NamedBarrier.CONSUMERS,
-        number_of_threads=ctx.num_consumers * WARPGROUP_THREADS,
-    )
-    d_key.store(d_key.load() * ctx.scale)
-    store_gradients(ctx, d_key, d_value, consumer, thread)
+        warpgroup.wait_group(0)
+        release_keys(ctx)
+        if has_previous != 0:
+            pipelines.release(query_pipeline, stage_before(ctx, state))
+        d_key.store(d_key.load() * ctx.scale)
+        store_gradients(own, (d_key, d_value), buffer, consumer, thread)
+    # Shared memory must outlive the last stores' reads of it.
+    cute.arch.cp_async_bulk_wait_group(0, read=True)
 
 
 @cute.jit
@@ -306,15 +306,53 @@ def pass_d_query(
         cute.arch.mbarrier_arrive(ctx.dq_full_barriers + phase % ctx.reduce_warps)
 
 
+def stage_before(ctx, state: PipelineState) -> Int32:
+    """Returns the stage that comes before that of ``state``."""
+    return (state.index + ctx.tile.num_stages - 1) % ctx.tile.num_stages
+
+
+@cute.jit
+def release_keys(ctx: cutlass.Constexpr):
+    """Lets the producer overwrite the keys and values; this warp's last matmul has read them."""
+    with cute.arch.elect_one():
+        cute.arch.mbarrier_arrive(ctx.key_empty_barrier)
+
+
+@cute.jit
+def start_overwriting_staging(ctx: cutlass.Constexpr, round_: Int32, thread: Int32):
+    """Waits until the stores of the last round, of all warpgroups, have read what they store."""
+    if round_ > 0:
+        cute.arch.cp_async_bulk_wait_group(0, read=True)
+        cute.arch.barrier(
+            barrier_id=NamedBarrier.CONSUMERS,
+            number_of_threads=ctx.num_consumers * WARPGROUP_THREADS,
+        )
+
+
 @cute.jit
 def store_gradients(
     ctx: cutlass.Constexpr,
-    d_key: cute.Tensor,
-    d_value: cute.Tensor,
+    gradients: cutlass.Constexpr,
+    phase: Int32,
     consumer: Int32,
     thread: Int32,
 ):
-    """Stores 64 rows of dK and dV through the shared memory of K and V; TMA clips at S."""
+    """Stores 64 rows of dK through the shared memory of dS, of dV through that of dQ.
+
+    Args:
+      ctx: of this round.
+      gradients: dK and dV, scaled.
+      phase: that the next part of dQ would have.
+      consumer: warpgroup.
+      thread: of the warpgroup.
+    """
+    # All matmuls have read dS, and the reduce warp the last part of dQ.
+    cute.arch.mbarrier_wait(ctx.dq_empty_barrier, phase ^ 1)
+    cute.arch.barrier(
+        barrier_id=NamedBarrier.CONSUMERS,
+        number_of_threads=ctx.num_consumers * WARPGROUP_THREADS,
+    )
+    d_key, d_value = gradients
     for gradient, operand in ((d_key, ctx.d_key), (d_value, ctx.d_value)):
         wgmma.store_rows(
             ctx.mma_gradients,
@@ -331,4 +369,3 @@ def store_gradients(
     if cute.arch.make_warp_uniform(thread // 32) == 0:
         store_d_key(consumer, tile, ctx.key_head, ctx.batch)
         store_d_value(consumer, tile, ctx.key_head, ctx.batch)
-        cute.arch.cp_async_bulk_wait_group(0, read=True)

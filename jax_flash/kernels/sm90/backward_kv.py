@@ -273,7 +273,7 @@ class BackwardKvKernel:
         if warpgroup_index == 0:
             cute.arch.setmaxregister_decrease(self.registers.producer)
             if warp == 0:
-                load(ctx, view.begin, view.end)
+                load(ctx)
         else:
             cute.arch.setmaxregister_increase(self.registers.consumer)
             thread, _, _ = cute.arch.thread_idx()
@@ -284,10 +284,10 @@ class BackwardKvKernel:
 
 
 @cute.jit
-def load(ctx: cutlass.Constexpr, begin: Int32, end: Int32):
-    """Loads this block's keys and values, then query tiles ``begin .. end - 1`` of every head."""
+def load(ctx: cutlass.Constexpr):
+    """Loads this block's keys and values, then the query tiles that see them."""
     for operand, barrier in ((ctx.key, ctx.key_barrier), (ctx.value, ctx.value_barrier)):
         with cute.arch.elect_one():
             cute.arch.mbarrier_arrive_and_expect_tx(barrier, operand.tile_bytes)
         operand.load(0, ctx.key_tile, ctx.key_head, ctx.batch, barrier)
-    load_queries(ctx, begin, end)
+    load_queries(ctx, ctx.producer_state(), ctx.producer_state())

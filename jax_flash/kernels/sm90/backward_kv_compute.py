@@ -23,7 +23,7 @@ from jax_flash.kernels.shared.dense import exponent_limit
 from jax_flash.kernels.shared.padding import TileRows, clear_padding, holds_padding
 from jax_flash.kernels.shared.soft_cap import cap_scores, slope_at
 from jax_flash.kernels.shared.tile_ranges import hides_part_of
-from jax_flash.kernels.sm90 import fragments, wgmma
+from jax_flash.kernels.sm90 import fragments, pipelines, wgmma
 from jax_flash.kernels.sm90.query_tiles import (
     add_dense,
     clear_query_padding,
@@ -135,7 +135,7 @@ def accumulate(
         warpgroup.commit_group()
         statistics = statistics_of_thread(side, state, thread)
         warpgroup.wait_group(0)
-        pipeline.consumer_release(state)
+        pipelines.release(pipeline, state.index)
         head = ctx.key_head * ctx.heads_per_group
         finish(ctx, product, statistics, (head, begin), segments, weights_state, thread)
         operand = wgmma.converted(product, ctx.dtype)
@@ -162,10 +162,10 @@ def accumulate(
             warpgroup.commit_group()
             statistics = statistics_of_thread(side, state, thread)
             warpgroup.wait_group(1)
-            other_pipeline.consumer_release(previous)
+            pipelines.release(other_pipeline, previous.index)
             previous.advance()
             warpgroup.wait_group(0)
-            pipeline.consumer_release(state)
+            pipelines.release(pipeline, state.index)
             finish(ctx, product, statistics, (head, tile), segments, weights_state, thread)
             wgmma.convert(product, operand)
             state.advance()
@@ -201,7 +201,7 @@ def ready_queries(
     query_pipeline = ctx.query_pipeline
     if cutlass.const_expr(ctx.view.band.ragged):
         query_pipeline.consumer_wait(state)
-        clear_query_padding(ctx, segments, state, state, tile, side.consumer, thread)
+        clear_query_padding(ctx, segments, state, tile, side.consumer, thread)
     return segments
 
 

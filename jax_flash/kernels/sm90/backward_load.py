@@ -1,9 +1,10 @@
-"""Producer warp of a block that owns keys: TMA loads of K, V once, then Q and dO tiles."""
+"""Producer warp of a block that owns keys: TMA loads of K and V, then of Q and dO tiles."""
 
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 from cutlass.cute.nvgpu import cpasync
+from cutlass.pipeline import PipelineState
 
 
 @cute.jit
@@ -21,10 +22,23 @@ def load_rows(
 
 
 @cute.jit
-def load(ctx: cutlass.Constexpr, begin: Int32, end: Int32):
-    """Loads this block's keys and values, then query tiles ``begin .. end - 1`` of every head."""
+def load(ctx: cutlass.Constexpr):
+    """Loads, in each round, the block's keys and values, then the query tiles that see them."""
+    schedule, in_round, empty = ctx.schedule, ctx.in_round, ctx.key_empty_barrier
+    query_state, d_output_state = ctx.producer_state(), ctx.producer_state()
+    for round_ in cutlass.range(schedule.rounds, unroll=1):
+        own = in_round(round_)
+        # The first round finds the buffers empty: waiting for the phase before it returns at once.
+        cute.arch.mbarrier_wait(empty, (round_ + 1) % 2)
+        load_keys(own)
+        query_state, d_output_state = load_queries(own, query_state, d_output_state)
+
+
+@cute.jit
+def load_keys(ctx: cutlass.Constexpr):
+    """Loads 64 keys and values for each consumer."""
     for consumer in cutlass.range_constexpr(ctx.num_consumers):
-        barrier = ctx.key_barriers + consumer
+        barrier = ctx.key_full_barriers + consumer
         with cute.arch.elect_one():
             cute.arch.mbarrier_arrive_and_expect_tx(
                 barrier, ctx.key.tile_bytes + ctx.value.tile_bytes
@@ -32,25 +46,23 @@ def load(ctx: cutlass.Constexpr, begin: Int32, end: Int32):
         tile = ctx.key_tile * ctx.num_consumers + consumer
         ctx.key.load(consumer, tile, ctx.key_head, ctx.batch, barrier)
         ctx.value.load(consumer, tile, ctx.key_head, ctx.batch, barrier)
-    load_queries(ctx, begin, end)
 
 
 @cute.jit
-def load_queries(ctx: cutlass.Constexpr, begin: Int32, end: Int32):
-    """Loads query tiles ``begin .. end - 1`` of every head of the group, heads outermost.
+def load_queries(ctx: cutlass.Constexpr, query_state: PipelineState, d_output_state: PipelineState):
+    """Loads the query tiles of ``ctx.view`` for every head of the group, heads outermost.
 
-    Q comes with the log-sum-exp, dO with delta.
+    Q comes with the log-sum-exp, dO with delta. Returns the pipelines' positions.
     """
     # Bound methods are read once: the DSL would carry `ctx` through the loop as if they changed it.
     load_query, load_d_output = ctx.query.load, ctx.d_output.load
     rows_of_head, rows = ctx.rows.of_head, ctx.rows
     query_pipeline, d_output_pipeline = ctx.query_pipeline, ctx.d_output_pipeline
-    query_state, d_output_state = ctx.producer_state(), ctx.producer_state()
     for member in cutlass.range(ctx.heads_per_group, unroll=1):
         head = ctx.key_head * ctx.heads_per_group + member
         lse_log2 = rows_of_head(rows.lse_log2, ctx.batch, head)
         delta = rows_of_head(rows.delta, ctx.batch, head)
-        for tile in cutlass.range(begin, end, unroll=1):
+        for tile in cutlass.range(ctx.view.begin, ctx.view.end, unroll=1):
             query_pipeline.producer_acquire(query_state)
             barrier = query_pipeline.producer_get_barrier(query_state)
             load_query(query_state.index, tile, head, ctx.batch, barrier)
@@ -61,3 +73,4 @@ def load_queries(ctx: cutlass.Constexpr, begin: Int32, end: Int32):
             load_d_output(d_output_state.index, tile, head, ctx.batch, barrier)
             load_rows(delta, ctx.delta_shared, tile, d_output_state.index, barrier)
             d_output_state.advance()
+    return query_state, d_output_state

@@ -13,7 +13,7 @@ from jax_flash.kernels.shared.segments import differ, hide_other_segments
 from jax_flash.kernels.shared.soft_cap import cap_scores, slope_at
 from jax_flash.kernels.shared.tile_ranges import hides_part_of
 from jax_flash.kernels.shared.visibility import key_tile_segments
-from jax_flash.kernels.sm90 import wgmma
+from jax_flash.kernels.sm90 import pipelines, wgmma
 from jax_flash.kernels.sm90.warp_schedule import WARPGROUP_THREADS, NamedBarrier
 
 
@@ -68,7 +68,7 @@ def compute(ctx: cutlass.Constexpr, consumer: Int32, thread: Int32, begin: Int32
         warpgroup.commit_group()
         warpgroup.wait_group(1)
         to_d_scores(ctx, scores, d_weights, statistics, (first_query, begin), segments, thread)
-        value_pipeline.consumer_release(value_state)
+        pipelines.release(value_pipeline, value_state.index)
         d_scores = wgmma.converted(d_weights, ctx.dtype)
         key_state.advance()
         value_state.advance()
@@ -93,11 +93,11 @@ def compute(ctx: cutlass.Constexpr, consumer: Int32, thread: Int32, begin: Int32
             )
             warpgroup.commit_group()
             warpgroup.wait_group(2)
-            key_pipeline.consumer_release(previous)
+            pipelines.release(key_pipeline, previous.index)
             previous.advance()
             warpgroup.wait_group(1)
             to_d_scores(ctx, scores, d_weights, statistics, (first_query, tile), segments, thread)
-            value_pipeline.consumer_release(value_state)
+            pipelines.release(value_pipeline, value_state.index)
             wgmma.convert(d_weights, d_scores)
             key_state.advance()
             value_state.advance()

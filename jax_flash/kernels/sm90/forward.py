@@ -40,6 +40,9 @@ from jax_flash.kernels.sm90.warp_schedule import REGISTERS, WARPGROUP_THREADS, W
 from jax_flash.spec.launch_plan import launch_plan
 from jax_flash.spec.variant import KernelVariant, forward_tile_of
 
+HEADS_IN_SECTION = 8
+"""Heads whose keys and values stay in the L2 cache while all query tiles are worked on."""
+
 
 class ForwardContext(NamedTuple):
     """What both roles of a block share: operands in shared memory, pipelines, and its work."""
@@ -74,7 +77,7 @@ class ForwardContext(NamedTuple):
 
     def view_of(self, work):
         """Returns what a query tile may see."""
-        return view_of_query_tile(self.visibility, work.batch, work.query_tile)
+        return view_of_query_tile(self.visibility, work.batch, work.tile)
 
     def producer_state(self):
         """Returns the producer's position at the start of a pipeline."""
@@ -224,7 +227,8 @@ class ForwardKernel:
                 (sizes.query_length + tile.tile_q - 1) // tile.tile_q,
                 sizes.query_heads,
                 batch,
-                longest_first=self.variant.band.upper,
+                differ_in_length=self.variant.band.upper,
+                heads_in_section=HEADS_IN_SECTION,
             ),
             heads_per_group=divide(sizes.query_heads, sizes.key_heads),
         )

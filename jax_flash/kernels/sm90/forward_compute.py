@@ -22,7 +22,7 @@ from jax_flash.kernels.shared.soft_cap import cap_scores
 from jax_flash.kernels.shared.tile_ranges import BandValues, hides_part_of, key_tile_range
 from jax_flash.kernels.shared.tile_scheduler import work_of_round
 from jax_flash.kernels.shared.visibility import is_padding, key_tile_segments
-from jax_flash.kernels.sm90 import wgmma
+from jax_flash.kernels.sm90 import pipelines, wgmma
 from jax_flash.kernels.sm90.warp_schedule import WARPGROUP_THREADS, NamedBarrier
 
 
@@ -50,7 +50,7 @@ def compute(ctx: cutlass.Constexpr, consumer: Int32, thread: Int32):
         view = view_of(work)
         band = view.band
         row, column = wgmma.first_row_and_column(thread)
-        first_row = (work.query_tile * ctx.num_consumers + consumer) * wgmma.ROWS
+        first_row = (work.tile * ctx.num_consumers + consumer) * wgmma.ROWS
         row += first_row
         begin, end = own_key_tiles(ctx, view, first_row)
         output = wgmma.accumulator(mma_values, ctx.value.columns)
@@ -68,7 +68,7 @@ def compute(ctx: cutlass.Constexpr, consumer: Int32, thread: Int32):
             wgmma.issue(mma_scores, scores, queries, keys[None, None, None, key_state.index], True)
             warpgroup.commit_group()
             warpgroup.wait_group(0)
-            key_pipeline.consumer_release(key_state)
+            pipelines.release(key_pipeline, key_state.index)
             key_state.advance()
             score_rows = wgmma.rows_and_columns(scores)
             cap_tile(ctx, score_rows)
@@ -102,7 +102,7 @@ def compute(ctx: cutlass.Constexpr, consumer: Int32, thread: Int32):
                 )
                 warpgroup.commit_group()
                 warpgroup.wait_group(1)
-                key_pipeline.consumer_release(key_state)
+                pipelines.release(key_pipeline, key_state.index)
                 key_state.advance()
                 next_rows = wgmma.rows_and_columns(next_scores)
                 first_key = tile * ctx.tile_kv
@@ -119,7 +119,7 @@ def compute(ctx: cutlass.Constexpr, consumer: Int32, thread: Int32):
                 else:
                     finish_matmul_and_rescale(output_rows, rescale)
                     wgmma.convert(next_scores, weights)
-                value_pipeline.consumer_release(value_state)
+                pipelines.release(value_pipeline, value_state.index)
                 value_state.advance()
                 clear_padded_values(
                     ctx,
@@ -143,7 +143,7 @@ def compute(ctx: cutlass.Constexpr, consumer: Int32, thread: Int32):
             )
             warpgroup.commit_group()
             warpgroup.wait_group(0)
-            value_pipeline.consumer_release(value_state)
+            pipelines.release(value_pipeline, value_state.index)
             value_state.advance()
         elif cutlass.const_expr(not ctx.output_in_query):
             release_queries(ctx, consumer)
@@ -189,10 +189,10 @@ def skip_tiles(
         key_pipeline, value_pipeline = ctx.key_pipeline, ctx.value_pipeline
         for _tile in cutlass.range(tiles, unroll=1):
             key_pipeline.consumer_wait(key_state)
-            key_pipeline.consumer_release(key_state)
+            pipelines.release(key_pipeline, key_state.index)
             key_state.advance()
             value_pipeline.consumer_wait(value_state)
-            value_pipeline.consumer_release(value_state)
+            pipelines.release(value_pipeline, value_state.index)
             value_state.advance()
     return key_state, value_state
 
@@ -306,7 +306,7 @@ def clear_padding(
 @cute.jit
 def sink_of(ctx: cutlass.Constexpr, work: cutlass.Constexpr):
     """Returns the sink of a head, or -inf where there are none."""
-    return value_or(ctx.sinks, work.batch * ctx.schedule.query_heads + work.head, NO_SINK)
+    return value_or(ctx.sinks, work.batch * ctx.schedule.heads_of_batch + work.head, NO_SINK)
 
 
 @cute.jit
@@ -379,6 +379,6 @@ def store_output(
     cute.arch.fence_proxy("async.shared", space="cta")
     cute.arch.barrier(barrier_id=barrier, number_of_threads=WARPGROUP_THREADS)
     store, head, batch = ctx.output.store, work.head, work.batch
-    tile = work.query_tile * ctx.num_consumers + consumer
+    tile = work.tile * ctx.num_consumers + consumer
     if cute.arch.make_warp_uniform(thread // 32) == 0:
         store(consumer, tile, head, batch)

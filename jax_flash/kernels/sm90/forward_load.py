@@ -46,5 +46,5 @@ def load_queries(ctx: cutlass.Constexpr, work: cutlass.Constexpr, round_: Int32)
         cute.arch.mbarrier_wait(empty, (round_ + 1) % 2)
         with cute.arch.elect_one():
             cute.arch.mbarrier_arrive_and_expect_tx(full, ctx.query.tile_bytes)
-        tile = work.query_tile * ctx.num_consumers + consumer
+        tile = work.tile * ctx.num_consumers + consumer
         ctx.query.load(consumer, tile, work.head, work.batch, full)

@@ -1,6 +1,7 @@
 """Barriers between the TMA producer warp and the consumer warpgroups."""
 
 import cutlass.cute as cute
+from cutlass import Int32
 from cutlass.pipeline import Agent, CooperativeGroup, PipelineTmaAsync
 
 from jax_flash.kernels.sm90.warp_schedule import WARPGROUP_WARPS
@@ -29,6 +30,16 @@ def tma_pipeline(
         tx_count=stage_bytes,
         defer_sync=True,
     )
+
+
+def release(pipeline: PipelineTmaAsync, stage: Int32) -> None:
+    """Releases a buffer, as every warp does once.
+
+    ``PipelineTmaAsync.consumer_release`` picks the thread by its index, which the compiler reads
+    anew for every tile.
+    """
+    with cute.arch.elect_one():
+        cute.arch.mbarrier_arrive(pipeline.sync_object_empty.get_barrier(stage))
 
 
 def publish_barriers() -> None:

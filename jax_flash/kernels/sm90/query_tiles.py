@@ -63,8 +63,7 @@ def mask_segments(
 def clear_query_padding(
     ctx: cutlass.Constexpr,
     segments: cutlass.Constexpr,
-    query_state: cutlass.Constexpr,
-    d_output_state: cutlass.Constexpr,
+    state: cutlass.Constexpr,
     tile: Int32,
     consumer: Int32,
     thread: Int32,
@@ -80,9 +79,9 @@ def clear_query_padding(
     if cutlass.const_expr(segments is not None):
         ids = ctx.visibility.query_ids(ctx.batch)
         if segments.smallest < 0:
-            d_output_pipeline.consumer_wait(d_output_state)
-            queries = ctx.query.shared[None, None, query_state.index]
-            d_outputs = ctx.d_output.shared[None, None, d_output_state.index]
+            d_output_pipeline.consumer_wait(state)
+            queries = ctx.query.shared[None, None, state.index]
+            d_outputs = ctx.d_output.shared[None, None, state.index]
             for rows in (queries, d_outputs):
                 clear_padded_rows(
                     rows, ids, first_query, consumer * WARPGROUP_THREADS + thread, threads
@@ -90,10 +89,10 @@ def clear_query_padding(
             cute.arch.fence_proxy("async.shared", space="cta")
             cute.arch.barrier(barrier_id=NamedBarrier.CONSUMERS, number_of_threads=threads)
     if band.query_length < cutlass.min(first_query + ctx.query.rows, query_length):
-        d_output_pipeline.consumer_wait(d_output_state)
+        d_output_pipeline.consumer_wait(state)
         for operand, stage in (
-            (ctx.query, query_state.index),
-            (ctx.d_output, d_output_state.index),
+            (ctx.query, state.index),
+            (ctx.d_output, state.index),
         ):
             clear_rows(
                 operand.shared[None, None, stage],
