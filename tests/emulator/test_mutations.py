@@ -41,13 +41,7 @@ ROLES = {
 # padding to clear in shared memory.
 PROBLEMS = {
     "forward": Problem(query_length=400, key_length=650, key_lengths=(540,)),
-    ROUNDS: Problem(
-        query_length=200,
-        key_length=300,
-        head_dim=128,
-        query_lengths=(190,),
-        key_lengths=(290,),
-    ),
+    ROUNDS: Problem(query_length=190, key_length=300, head_dim=128),
     "backward": Problem(
         query_length=330,
         key_length=300,

@@ -346,12 +346,9 @@ def store_gradients(
       consumer: warpgroup.
       thread: of the warpgroup.
     """
-    # All matmuls have read dS, and the reduce warp the last part of dQ.
+    # The reduce warp has read the last part of dQ, which every warpgroup had to compute first: all
+    # have read dS, too.
     cute.arch.mbarrier_wait(ctx.dq_empty_barrier, phase ^ 1)
-    cute.arch.barrier(
-        barrier_id=NamedBarrier.CONSUMERS,
-        number_of_threads=ctx.num_consumers * WARPGROUP_THREADS,
-    )
     d_key, d_value = gradients
     for gradient, operand in ((d_key, ctx.d_key), (d_value, ctx.d_value)):
         wgmma.store_rows(
