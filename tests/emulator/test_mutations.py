@@ -87,14 +87,24 @@ SILENT = {
         r"drop: wgmma\.fence": 1,
     },
     "backward": {
-        # Q and dO of a stage are released together, and Q's is waited for first.
-        r"count one arrival less: mbarrier\.init": 2,
+        # Q and dO of a stage are released together, and Q's is waited for first. One key tile a
+        # block: nobody waits for its keys to be read.
+        r"count one arrival less: mbarrier\.init": 3,
+        r"count one arrival more: mbarrier\.init": 1,
         # Likewise, and one where queries are cleared by their segment id: not executed here.
-        r"do not wait: mbarrier\.try_wait": 2,
-        # Clearing queries and keys by their segment ids: not executed here.
-        r"drop: fence\.proxy\.async": 2,
-        r"drop: bar\.sync\s+1, 256": 1,
+        r"do not wait: mbarrier\.try_wait": 3,
+        # The release of the keys, and of the last queries: no next ones are loaded.
+        r"drop: mbarrier\.arrive": 2,
+        # Before a next key tile, of which there is none.
+        r"(drop|wait for one group less): cp\.async\.bulk\.wait_group\.read": 2,
+        # Clearing queries and keys by their segment ids: not executed here. Those of a turn, and
+        # that of dQ: one stands for the others, as the emulator knows one fence for all memories.
+        r"drop: fence\.proxy\.async": 5,
+        # Clearing by segment ids, and before a next key tile.
+        r"drop: bar\.sync\s+1, 256": 2,
         r"drop: bar\.sync\s+%r\d+, 128": 1,
+        # General kernels read no scores before they have waited for dP, but with a soft cap.
+        r"(drop|wait for one group less): wgmma\.wait_group\.sync\.aligned\s+1": 2,
         # A later commit closes the group, and what is waited for is waited for in full.
         r"drop: wgmma\.commit_group": 1,
         r"drop: cp\.async\.bulk\.commit_group": 1,
@@ -102,7 +112,12 @@ SILENT = {
         r"drop: bar\.warp\.sync": 2,
     },
     ROUNDS: {
-        r"drop: XXX": 0,
+        # As above. Everything that separates one key tile from the next is reported.
+        r"count one arrival less: mbarrier\.init": 2,
+        r"do not wait: mbarrier\.try_wait": 1,
+        r"drop: wgmma\.commit_group": 1,
+        r"drop: cp\.async\.bulk\.commit_group": 1,
+        r"drop: bar\.warp\.sync": 2,
     },
     "backward_kv": {
         # General kernels wait for Q and dO before they clear padding, and again where they read
