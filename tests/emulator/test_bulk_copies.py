@@ -207,6 +207,7 @@ def test_stores_write_the_part_that_exists(schedule):
         (LOAD.replace("[%r1]", "[%r1+15360]") + WAIT, {}, OutOfBounds, "ends at"),
         (LOAD.replace("%d2, {", "%d4, {") + WAIT, {}, PtxError, "no tensor map"),
         (STORE.replace("fence.proxy.async.shared::cta;", ""), {}, DataRace, "fence.proxy.async"),
+        (STORE.replace("async.shared::cta;", "async.global;"), {}, DataRace, "fence.proxy.async"),
         (STORE.replace("bar.sync 0;", ""), {}, ProgramFault, ""),
         (STORE.replace("cp.async.bulk.wait_group.read 0;", ""), {}, BarrierFault, "ends without"),
     ],

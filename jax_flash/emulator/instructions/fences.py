@@ -33,11 +33,16 @@ def fence(context: Context) -> Run:
 
 @instruction("fence.proxy.async", "fence.proxy.alias", section=_SECTION, category=_CATEGORY)
 def fence_async_proxy(context: Context) -> Run:
-    """``fence.proxy.async{.space}``: generic accesses before it are visible to the async proxy."""
-    context.take("global", "shared::cta", "shared::cluster", default="all")
+    """``fence.proxy.async{.space}``: generic accesses before it are visible to the async proxy.
+
+    One for global memory alone does nothing here: what is tracked is in shared memory.
+    """
+    space = context.take("global", "shared::cta", "shared::cluster", default="all")
 
     def run(warp: Any, lanes: Any) -> None:
         del lanes
+        if space == "global":
+            return
         if warp.clock is not None:
             warp.clock.fence_async_proxy()
         publish_mbarriers(warp)
