@@ -46,7 +46,7 @@ ROW_KERNEL_THREADS = 256
 _ANY_LENGTH = 2**31 - 1
 
 # At D=256 the next queries cannot be loaded early, and causal tiles, which differ in length, gain
-# nothing. Resident against not, TFLOP/s at T = 512, 1024, 2048, 4096, 8192, 16384 (runs 17 and 18):
+# nothing. Resident against not, TFLOP/s at T = 512, 1024, 2048, 4096, 8192, 16384 (runs 18 and 19):
 # D=64 223/185, 292/258, 375/352, 437/420, 470/463, 498/495; D=128 310/237, 434/357, 506/447,
 # 584/541, 590/573, 631/617; (192, 128) -, -, 508/490, -, 623/615, -; D=256 284/304, 413/411,
 # 512/517, 602/597, 647/645, 662/659.
@@ -54,8 +54,8 @@ _NOT_RESIDENT_IF_CAUSAL = (256, 256)
 
 # With documents of any length nobody knows in advance which tiles take longest, and the order in
 # which the hardware starts blocks shares them out better, unless all are short: at T=16384, with 16
-# documents, forward blocks took 0.89 ms resident and 0.76 not, backward ones 2.01 and 1.68
-# (run 18).
+# documents, forward blocks took 0.89 ms resident and 0.75 not, backward ones 2.01 and 1.65
+# (2026-11-30_nvidia-h200_visible_area_resident.csv and 2026-11-30_nvidia-h200_visible_area.csv).
 _GENERAL_RESIDENT_UP_TO = {64: 4096, 128: 1024}
 
 

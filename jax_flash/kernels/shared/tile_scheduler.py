@@ -36,6 +36,7 @@ class Schedule(NamedTuple):
     shares: "Shares | None"
     """None where all tiles are of one length."""
     heads_in_section: int
+    """As in ``make_schedule``."""
 
 
 class Shares(NamedTuple):
