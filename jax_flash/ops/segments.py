@@ -1,8 +1,8 @@
 """Segment ids as the kernels take them: padding made unequal, and a record of every tile.
 
 A record (``kernels.shared.segments``) tells a kernel which tiles of the other side its own tile may
-see, so that tiles of other segments are never loaded, and whether ids must be compared at all. It
-costs one comparison for each pair of tiles, never one for each pair of positions.
+see, so that tiles of other segments are never loaded, and with which of them no ids need be
+compared. It costs one comparison for each pair of tiles, never one for each pair of positions.
 """
 
 from __future__ import annotations
@@ -28,22 +28,24 @@ def segment_operands(operation: Operation, named: Mapping[str, jax.Array]) -> di
         key_lengths [...] where the call has them.
 
     Returns:
-      The ids, and query_tile_segments [..., T tiles, 4] and key_tile_segments [..., S tiles, 4].
+      Ids, query_tile_ids [..., T tiles, tile] and key_tile_ids [..., S tiles, tile], and records,
+      query_tile_segments [..., T tiles, 5] and key_tile_segments [..., S tiles, 5].
     """
     query_ids = _with_padding(named["query_segment_ids"], named.get("query_lengths"), _PADDED_QUERY)
     key_ids = _with_padding(named["key_segment_ids"], named.get("key_lengths"), _PADDED_KEY)
     queries = _by_tile(query_ids, operation.tile_q)
     keys = _by_tile(key_ids, operation.tile_kv)
+    same = _of_one_segment(queries, keys)
     begin, end = _visible_key_tiles(queries, keys)
     # Both bounds grow with the query tile, so these counts are the transposed ranges.
     key_tile = jnp.arange(keys.shape[-2], dtype=jnp.int32)
     query_begin = jnp.sum(end[..., None, :] <= key_tile[:, None], axis=-1, dtype=jnp.int32)
     query_end = jnp.sum(begin[..., None, :] <= key_tile[:, None], axis=-1, dtype=jnp.int32)
     return {
-        "query_segment_ids": query_ids,
-        "key_segment_ids": key_ids,
-        "query_tile_segments": _records(queries, begin, end),
-        "key_tile_segments": _records(keys, query_begin, query_end),
+        "query_tile_ids": queries,
+        "key_tile_ids": keys,
+        "query_tile_segments": _records(queries, begin, end, same),
+        "key_tile_segments": _records(keys, query_begin, query_end, jnp.swapaxes(same, -1, -2)),
     }
 
 
@@ -87,6 +89,35 @@ def _visible_key_tiles(queries: jax.Array, keys: jax.Array) -> tuple[jax.Array, 
     return jax.lax.cummin(begin, axis=axis, reverse=True), jax.lax.cummax(end, axis=axis)
 
 
-def _records(tiles: jax.Array, begin: jax.Array, end: jax.Array) -> jax.Array:
-    smallest, largest = jnp.min(tiles, axis=-1), jnp.max(tiles, axis=-1)
-    return jnp.stack((smallest, largest, begin, end), axis=-1).astype(jnp.int32)
+def _of_one_segment(queries: jax.Array, keys: jax.Array) -> jax.Array:
+    """Returns bool [..., query tiles, key tiles]: whether all ids of both tiles are equal.
+
+    Never for padding, whose ids differ.
+    """
+    (first_query, last_query), (first_key, last_key) = (
+        (jnp.min(ids, axis=-1), jnp.max(ids, axis=-1)) for ids in (queries, keys)
+    )
+    return (
+        (first_query == last_query)[..., :, None]
+        & (first_key == last_key)[..., None, :]
+        & (first_query[..., :, None] == first_key[..., None, :])
+    )
+
+
+def _records(ids: jax.Array, begin: jax.Array, end: jax.Array, same: jax.Array) -> jax.Array:
+    """Returns the records [..., tiles, 5] of tiles.
+
+    Args:
+      ids: of the tiles, [..., tiles, tile].
+      begin: the first tile of the other side that each may see, [..., tiles].
+      end: past the last of them.
+      same: which tiles of the other side are of a tile's own segment, [..., tiles, others]. The
+        record has the first run of them.
+    """
+    others = same.shape[-1]
+    other = jnp.arange(others, dtype=jnp.int32)
+    same_begin = jnp.min(jnp.where(same, other, others), axis=-1)
+    is_past = ~same & (other >= same_begin[..., None])
+    same_end = jnp.min(jnp.where(is_past, other, others), axis=-1)
+    padded = jnp.min(ids, axis=-1) < 0
+    return jnp.stack((begin, end, same_begin, same_end, padded), axis=-1).astype(jnp.int32)

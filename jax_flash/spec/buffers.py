@@ -15,7 +15,7 @@ class Buffer:
     axes: tuple[str, ...]
     """Axis names: ``query_length``, ``key_length``, ``query_heads``, ``key_heads``, ``head_dim``,
     ``value_head_dim``, and of workspaces and records ``padded_query_length``, ``query_tiles``,
-    ``key_tiles``, ``padded_head_dim``, ``segment_record``."""
+    ``key_tiles``, ``tile_q``, ``tile_kv``, ``padded_head_dim``, ``segment_record``."""
     broadcast: bool = False
     """Whether each axis may be 1 where it does not vary, and the leading dimensions likewise, all
     of them together."""
@@ -57,15 +57,17 @@ OPTIONAL_OPERANDS = {
     Feature.BIAS: Buffer(name="bias", dtype="float32", axes=DENSE_AXES, broadcast=True),
     Feature.MASK: Buffer(name="mask", dtype="bool", axes=DENSE_AXES, broadcast=True),
 }
-SEGMENT_RECORD = 4
+SEGMENT_RECORD = 5
 """Integers of a tile's segment record: see ``kernels.shared.segments``."""
 
 SEGMENT_IDS = (
     Buffer(name="query_segment_ids", dtype="int32", axes=("query_length",)),
     Buffer(name="key_segment_ids", dtype="int32", axes=("key_length",)),
 )
+"""What a call has."""
 SEGMENT_OPERANDS = (
-    *SEGMENT_IDS,
+    Buffer(name="query_tile_ids", dtype="int32", axes=("query_tiles", "tile_q")),
+    Buffer(name="key_tile_ids", dtype="int32", axes=("key_tiles", "tile_kv")),
     Buffer(name="query_tile_segments", dtype="int32", axes=("query_tiles", "segment_record")),
     Buffer(name="key_tile_segments", dtype="int32", axes=("key_tiles", "segment_record")),
 )

@@ -13,6 +13,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, Uint8, Uint32, Uint64
 
+from jax_flash.kernels.shared.hoisting import here
 from jax_flash.kernels.shared.online_softmax import NEGATIVE_INFINITY
 
 _LOWEST_SCORE = -float(2**100)
@@ -60,17 +61,6 @@ def exponent_limit(dense: cutlass.Constexpr):
     """
     has_bias = dense.bias.pointer.toint() != Int64(0)
     return Float32(0.0) if has_bias else Float32(float("inf"))
-
-
-def here(value: Int32) -> Int32:
-    """Returns its argument as if just computed.
-
-    What only a bias or a mask needs is then computed where it is needed, not ahead of the loop over
-    tiles, where it would take registers from calls without them.
-    """
-    return cute.arch.inline_ptx(
-        "mov.b32 {$w0}, {$r0};", write_only_types=[Int32], read_only_args=[value]
-    )
 
 
 @cute.jit

@@ -6,7 +6,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
-from jax_flash.kernels.shared.segments import SegmentIds, TileSegments, id_at
+from jax_flash.kernels.shared.segments import SegmentIds, TileSegments, VisitedTile, id_at
 
 _VECTOR = 8  # two-byte elements of a 16-byte store
 
@@ -68,7 +68,7 @@ class TileRows(NamedTuple):
     """Of the sequence."""
     operand_length: Int32
     """Positions past it hold zeros already."""
-    segments: TileSegments | None
+    segments: TileSegments | VisitedTile | None
     """Of the tile; None in kernels that do not support segments."""
     ids: SegmentIds | None
 
@@ -78,7 +78,7 @@ def holds_padding(rows: cutlass.Constexpr):
     """Whether any row is padding that may hold something else than zeros."""
     padded = rows.length < cutlass.min(rows.first + rows.number, rows.operand_length)
     if cutlass.const_expr(rows.segments is not None):
-        padded = padded or rows.segments.smallest < 0
+        padded = padded or rows.segments.padded
     return padded
 
 
@@ -92,7 +92,7 @@ def clear_padding(
     ``clear_rows``.
     """
     if cutlass.const_expr(rows.segments is not None):
-        if rows.segments.smallest < 0:
+        if rows.segments.padded:
             clear_padded_rows(tile, rows.ids, rows.first, thread, threads)
         else:
             clear_rows(tile, rows.length - rows.first, thread, threads)

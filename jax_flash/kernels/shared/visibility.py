@@ -10,10 +10,12 @@ from jax_flash.kernels.shared.parameters import Bounds, Features, Sizes
 from jax_flash.kernels.shared.segments import (
     SegmentArrays,
     SegmentIds,
+    TileRecords,
     TileSegments,
     id_at,
     joined,
     tile_segments,
+    visited_tile,
 )
 from jax_flash.kernels.shared.sequence import SequenceArrays, SequenceDefaults, band_of_batch
 from jax_flash.kernels.shared.tile_ranges import BandValues, key_tile_range, query_tile_range
@@ -44,12 +46,22 @@ class Visibility(NamedTuple):
     def query_ids(self, batch: Int32) -> SegmentIds:
         """Segment ids of the queries."""
         assert self.segments is not None
-        return SegmentIds(self.segments.query_ids, batch, self.defaults.query_length)
+        return SegmentIds(self.segments.query_ids, batch, self.query_tiles * self.tile_q)
 
     def key_ids(self, batch: Int32) -> SegmentIds:
         """Segment ids of the keys."""
         assert self.segments is not None
-        return SegmentIds(self.segments.key_ids, batch, self.defaults.key_length)
+        return SegmentIds(self.segments.key_ids, batch, self.key_tiles * self.tile_kv)
+
+    def query_records(self, batch: Int32) -> TileRecords:
+        """Segments of the query tiles."""
+        assert self.segments is not None
+        return TileRecords(self.segments.query_tiles, self.query_tiles, batch)
+
+    def key_records(self, batch: Int32) -> TileRecords:
+        """Segments of the key tiles."""
+        assert self.segments is not None
+        return TileRecords(self.segments.key_tiles, self.key_tiles, batch)
 
 
 def make_visibility(
@@ -86,15 +98,31 @@ class TileView(NamedTuple):
 
 
 @cute.jit
-def query_tile_segments(visibility: cutlass.Constexpr, batch: Int32, tile: Int32):
-    """Returns the segments of a query tile."""
-    return tile_segments(visibility.segments.query_tiles, visibility.query_tiles, batch, tile)
+def visited_query_tile(
+    visibility: cutlass.Constexpr, view: cutlass.Constexpr, batch: Int32, tile: Int32
+):
+    """Returns what segments say of a query tile that the keys of ``view`` visit.
+
+    None in kernels that do not support segments.
+    """
+    visited = None
+    if cutlass.const_expr(visibility.segments is not None):
+        visited = visited_tile(view.segments, visibility.query_records(batch), tile)
+    return visited
 
 
 @cute.jit
-def key_tile_segments(visibility: cutlass.Constexpr, batch: Int32, tile: Int32):
-    """Returns the segments of a key tile."""
-    return tile_segments(visibility.segments.key_tiles, visibility.key_tiles, batch, tile)
+def visited_key_tile(
+    visibility: cutlass.Constexpr, view: cutlass.Constexpr, batch: Int32, tile: Int32
+):
+    """Returns what segments say of a key tile that the queries of ``view`` visit.
+
+    None in kernels that do not support segments.
+    """
+    visited = None
+    if cutlass.const_expr(visibility.segments is not None):
+        visited = visited_tile(view.segments, visibility.key_records(batch), tile)
+    return visited
 
 
 @cute.jit
@@ -127,11 +155,12 @@ def view_of_query_tiles(
     begin, end = key_tile_range(band, first_query, rows, visibility.tile_kv)
     segments = None
     if cutlass.const_expr(visibility.segments is not None):
-        segments = query_tile_segments(visibility, batch, tile)
+        records = visibility.query_records(batch)
+        segments = tile_segments(records, tile)
         last_tile = visibility.query_tiles - 1
         for other in cutlass.range_constexpr(1, count):
             of_other = cutlass.min(tile + other, last_tile)
-            segments = joined(segments, query_tile_segments(visibility, batch, of_other))
+            segments = joined(segments, tile_segments(records, of_other))
         begin = cutlass.max(begin, segments.begin)
         end = cutlass.min(end, segments.end)
     return TileView(band, segments, begin, end)
@@ -145,7 +174,7 @@ def view_of_key_tile(visibility: cutlass.Constexpr, batch: Int32, tile: Int32):
     begin, end = query_tile_range(band, first_key, visibility.tile_kv, visibility.tile_q)
     segments = None
     if cutlass.const_expr(visibility.segments is not None):
-        segments = key_tile_segments(visibility, batch, tile)
+        segments = tile_segments(visibility.key_records(batch), tile)
         begin = cutlass.max(begin, segments.begin)
         end = cutlass.min(end, segments.end)
     return TileView(band, segments, begin, end)

@@ -6,13 +6,14 @@ from cutlass import Float32, Int32
 from cutlass.cute.nvgpu import warpgroup
 from cutlass.pipeline import PipelineUserType
 
-from jax_flash.kernels.shared.dense import apply_dense, exponent_limit, here
+from jax_flash.kernels.shared.dense import apply_dense, exponent_limit
+from jax_flash.kernels.shared.hoisting import here
 from jax_flash.kernels.shared.masking import FragmentPosition, mask_keys_in_columns
 from jax_flash.kernels.shared.padding import TileRows, clear_padding, holds_padding
-from jax_flash.kernels.shared.segments import differ, hide_other_segments
+from jax_flash.kernels.shared.segments import hide_other_segments
 from jax_flash.kernels.shared.soft_cap import cap_scores, slope_at
 from jax_flash.kernels.shared.tile_ranges import hides_part_of
-from jax_flash.kernels.shared.visibility import key_tile_segments
+from jax_flash.kernels.shared.visibility import visited_key_tile
 from jax_flash.kernels.sm90 import pipelines, wgmma
 from jax_flash.kernels.sm90.warp_schedule import WARPGROUP_THREADS, NamedBarrier
 
@@ -189,15 +190,14 @@ def ready_keys(
     consumer: Int32,
     thread: Int32,
 ):
-    """Clears a key tile's padding, in kernels that support any; returns the tile's segments.
+    """Clears a key tile's padding, in kernels that support any; returns what its segments say.
 
     Padding of K and of V may hold NaN, and dS and dP are only multiplied, with 0.
     """
     visibility, value_pipeline = ctx.visibility, ctx.value_pipeline
     threads = ctx.num_consumers * WARPGROUP_THREADS
-    segments = None
-    if cutlass.const_expr(visibility.segments is not None):
-        segments = key_tile_segments(visibility, ctx.batch, tile)
+    segments = visited_key_tile(visibility, ctx.view, ctx.batch, tile)
+    if cutlass.const_expr(segments is not None):
         rows = TileRows(
             first=tile * ctx.tile.tile_kv,
             number=ctx.tile.tile_kv,
@@ -293,7 +293,7 @@ def mask_tile(
         mask_keys_in_columns(scores, position, band)
     if cutlass.const_expr(segments is not None):
         query_ids, key_ids = visibility.query_ids(ctx.batch), visibility.key_ids(ctx.batch)
-        if differ(ctx.view.segments, segments):
+        if segments.differs:
             hide_other_segments(scores, position, query_ids, key_ids)
 
 

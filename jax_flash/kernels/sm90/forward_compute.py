@@ -16,12 +16,12 @@ from jax_flash.kernels.shared.online_softmax import (
     weigh,
 )
 from jax_flash.kernels.shared.padding import clear_padded_rows, clear_rows
-from jax_flash.kernels.shared.segments import differ, hide_other_segments
+from jax_flash.kernels.shared.segments import hide_other_segments
 from jax_flash.kernels.shared.sequence import SequenceDefaults, value_or
 from jax_flash.kernels.shared.soft_cap import cap_scores
 from jax_flash.kernels.shared.tile_ranges import BandValues, hides_part_of, key_tile_range
 from jax_flash.kernels.shared.tile_scheduler import work_of_round
-from jax_flash.kernels.shared.visibility import is_padding, key_tile_segments
+from jax_flash.kernels.shared.visibility import is_padding, visited_key_tile
 from jax_flash.kernels.sm90 import pipelines, wgmma
 from jax_flash.kernels.sm90.warp_schedule import WARPGROUP_THREADS, NamedBarrier
 
@@ -238,16 +238,15 @@ def mask_segments(
     first_row: Int32,
     column: Int32,
 ):
-    """Hides other segments' keys from a tile of scores, and returns the key tile's segments."""
-    keys = None
-    if cutlass.const_expr(ctx.visibility.segments is not None):
-        keys = key_tile_segments(ctx.visibility, work.batch, tile)
+    """Hides other segments' keys from a tile of scores; returns what segments say of the tile."""
+    keys = visited_key_tile(ctx.visibility, view, work.batch, tile)
+    if cutlass.const_expr(keys is not None):
         position = FragmentPosition(
             first_row, tile * ctx.tile_kv + column, wgmma.row_offset, wgmma.column_offset
         )
         query_ids = ctx.visibility.query_ids(work.batch)
         key_ids = ctx.visibility.key_ids(work.batch)
-        if differ(view.segments, keys):
+        if keys.differs:
             hide_other_segments(scores, position, query_ids, key_ids)
     return keys
 
@@ -265,7 +264,7 @@ def clear_padded_values(
     if cutlass.const_expr(keys is not None):
         value_pipeline, ids = ctx.value_pipeline, ctx.visibility.key_ids(work.batch)
         threads = ctx.num_consumers * WARPGROUP_THREADS
-        if keys.smallest < 0:
+        if keys.padded:
             value_pipeline.consumer_wait(value_state)
             stage = ctx.value.shared[None, None, value_state.index]
             clear_padded_rows(stage, ids, tile * ctx.tile_kv, thread, threads)

@@ -1,6 +1,10 @@
-"""Query tiles as the blocks that own keys visit them: their masks, and what padding they hold.
+"""Query tiles as the blocks that own keys visit them: order, masks, and what padding they hold.
 
-Scores are transposed there: rows are keys, columns are queries.
+The last tile comes first: blocks of a key head that start together then go through the queries side
+by side, also under a causal mask, and share what they read in the L2 cache. Deterministic blocks
+follow the one whose turn is before their own, so they visit a tile for all heads of the group in a
+row: a block with fewer tiles would otherwise wait at each head. Scores are transposed: rows are
+keys, columns are queries.
 """
 
 import cutlass
@@ -10,10 +14,34 @@ from cutlass import Int32
 from jax_flash.kernels.shared.dense import apply_dense
 from jax_flash.kernels.shared.masking import FragmentPosition, mask_keys_in_rows
 from jax_flash.kernels.shared.padding import clear_padded_rows, clear_rows
-from jax_flash.kernels.shared.segments import differ, hide_other_segments
-from jax_flash.kernels.shared.visibility import query_tile_segments
+from jax_flash.kernels.shared.segments import hide_other_segments
+from jax_flash.kernels.shared.visibility import visited_query_tile
 from jax_flash.kernels.sm90 import wgmma
 from jax_flash.kernels.sm90.warp_schedule import WARPGROUP_THREADS, NamedBarrier
+
+
+@cute.jit
+def number_of_visits(ctx: cutlass.Constexpr):
+    """Returns how many times a block visits a tile of queries of a head."""
+    return (ctx.view.end - ctx.view.begin) * ctx.heads_per_group
+
+
+@cute.jit
+def first_visit(ctx: cutlass.Constexpr):
+    """Returns head and query tile of a block's first visit."""
+    return ctx.key_head * ctx.heads_per_group, ctx.view.end - 1
+
+
+@cute.jit
+def next_visit(ctx: cutlass.Constexpr, head: Int32, tile: Int32):
+    """Returns head and query tile of the visit that follows."""
+    if cutlass.const_expr(ctx.heads_innermost):
+        first_head = ctx.key_head * ctx.heads_per_group
+        wraps = head + 1 == first_head + ctx.heads_per_group
+        return first_head if wraps else head + 1, tile - 1 if wraps else tile
+    tile = tile - 1
+    wraps = tile < ctx.view.begin
+    return head + 1 if wraps else head, ctx.view.end - 1 if wraps else tile
 
 
 @cute.jit
@@ -35,11 +63,8 @@ def add_dense(
 
 @cute.jit
 def segments_of_queries(ctx: cutlass.Constexpr, tile: Int32):
-    """Returns the segments of a query tile, None in kernels that do not support any."""
-    segments = None
-    if cutlass.const_expr(ctx.visibility.segments is not None):
-        segments = query_tile_segments(ctx.visibility, ctx.batch, tile)
-    return segments
+    """Returns what segments say of a query tile, None in kernels that do not support any."""
+    return visited_query_tile(ctx.visibility, ctx.view, ctx.batch, tile)
 
 
 @cute.jit
@@ -55,7 +80,7 @@ def mask_segments(
         position = FragmentPosition(first_row, first_column, wgmma.row_offset, wgmma.column_offset)
         query_ids = ctx.visibility.query_ids(ctx.batch)
         key_ids = ctx.visibility.key_ids(ctx.batch)
-        if differ(queries, ctx.view.segments):
+        if queries.differs:
             hide_other_segments(scores, position, key_ids, query_ids)
 
 
@@ -78,7 +103,7 @@ def clear_query_padding(
     threads = ctx.num_consumers * WARPGROUP_THREADS
     if cutlass.const_expr(segments is not None):
         ids = ctx.visibility.query_ids(ctx.batch)
-        if segments.smallest < 0:
+        if segments.padded:
             d_output_pipeline.consumer_wait(state)
             queries = ctx.query.shared[None, None, state.index]
             d_outputs = ctx.d_output.shared[None, None, state.index]
