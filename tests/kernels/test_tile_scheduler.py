@@ -1,4 +1,4 @@
-"""The order of work of resident blocks, whose source is run here as the Python that it is too."""
+"""The order of work of blocks, whose source is run here as the Python that it is too."""
 
 from __future__ import annotations
 
@@ -25,28 +25,36 @@ def grid(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     )
     monkeypatch.setattr(tile_scheduler, "Int32", int)
     monkeypatch.setattr(tile_scheduler, "divide", lambda dividend, divisor: dividend // divisor)
-    ours = "make_schedule work_of_round _place_in_round _longest_of_section _tile_of_share"
+    ours = "make_schedule work_of_round _share _place_in_round _last_of_section _tile_of_share"
     for name in ours.split():
         monkeypatch.setattr(tile_scheduler, name, getattr(tile_scheduler, name).__wrapped__)
     return grid
 
 
 def shares(
-    grid: SimpleNamespace, tiles: int, heads: int, batch: int, blocks: int, *, differ: bool
+    grid: SimpleNamespace,
+    tiles: int,
+    heads: int,
+    batch: int,
+    blocks: int,
+    *,
+    last_first: bool,
+    section: int = 8,
+    resident: bool = True,
 ) -> list[list[tuple[int, int, int]]]:
     """Returns the tiles of each block, in order."""
     grid.blocks = blocks
     result = []
     for grid.block in range(blocks):
-        schedule = tile_scheduler.make_schedule(tiles, heads, batch, differ, 8)
+        schedule = tile_scheduler.make_schedule(tiles, heads, batch, last_first, section, resident)
         result.append(
             [tuple(tile_scheduler.work_of_round(schedule, r)) for r in range(schedule.rounds)]
         )
     return result
 
 
-@pytest.mark.parametrize("differ", [False, True])
-def test_each_tile_is_worked_on_once(grid: SimpleNamespace, differ: bool) -> None:
+@pytest.mark.parametrize("last_first", [False, True])
+def test_each_tile_is_worked_on_once(grid: SimpleNamespace, last_first: bool) -> None:
     for tiles in range(1, 7):
         for heads, batch in ((1, 1), (3, 1), (2, 2), (5, 3)):
             expected = sorted(
@@ -56,14 +64,33 @@ def test_each_tile_is_worked_on_once(grid: SimpleNamespace, differ: bool) -> Non
                 for element in range(batch)
             )
             for blocks in range(1, tiles * heads * batch + 1):
-                given = shares(grid, tiles, heads, batch, blocks, differ=differ)
+                given = shares(grid, tiles, heads, batch, blocks, last_first=last_first)
                 assert sorted(chain.from_iterable(given)) == expected, (tiles, heads, batch, blocks)
+
+
+@pytest.mark.parametrize("section", [1, 2, 5, 100])
+def test_tiles_of_a_head_start_in_order(grid: SimpleNamespace, section: int) -> None:
+    """Where blocks wait for each other, for those that have the tiles after their own."""
+    for tiles, heads, batch in ((1, 3, 1), (4, 3, 2), (7, 5, 1)):
+        blocks = tiles * heads * batch
+        given = shares(
+            grid, tiles, heads, batch, blocks, last_first=True, section=section, resident=False
+        )
+        assert all(len(share) == 1 for share in given)
+        started: dict[tuple[int, int], list[int]] = {}
+        for ((tile, head, element),) in given:
+            started.setdefault((element, head), []).append(tile)
+        assert len(started) == heads * batch
+        assert all(order == list(reversed(range(tiles))) for order in started.values())
+        in_section = min(section, heads * batch)
+        side_by_side = {(element, head) for ((_, head, element),) in given[:in_section]}
+        assert len(side_by_side) == in_section
 
 
 @pytest.mark.parametrize("tiles", [4, 8, 11, 16, 22, 32, 43, 64, 86, 128])
 def test_blocks_end_together(grid: SimpleNamespace, tiles: int) -> None:
     """Lengths counted in tiles of the other side; 132 blocks as on an H200, 2048 tiles or more."""
-    given = shares(grid, tiles, -(-2048 // tiles), 1, 132, differ=True)
+    given = shares(grid, tiles, -(-2048 // tiles), 1, 132, last_first=True)
     lengths = [sum(tile + 1 for tile, _, _ in share) for share in given]
     largest = max(lengths) / (sum(lengths) / len(lengths))
     # Blocks of five tiles of few lengths cannot share them out better.

@@ -35,8 +35,10 @@ class Schedule(NamedTuple):
     """Tiles of this block."""
     shares: "Shares | None"
     """None where all tiles are of one length."""
-    heads_in_section: int
+    heads_in_section: Int32
     """As in ``make_schedule``."""
+    resident: bool
+    """Likewise."""
 
 
 class Shares(NamedTuple):
@@ -64,8 +66,9 @@ def make_schedule(
     tiles: Int32,
     heads_of_batch: Int32,
     batch: Int32,
-    differ_in_length: cutlass.Constexpr,
-    heads_in_section: cutlass.Constexpr,
+    last_first: cutlass.Constexpr,
+    heads_in_section: Int32,
+    resident: cutlass.Constexpr,
 ):
     """Returns the calling block's share of all tiles.
 
@@ -73,16 +76,30 @@ def make_schedule(
       tiles: of a head.
       heads_of_batch: of a batch element.
       batch: batch elements.
-      differ_in_length: whether the later tiles of a head take longer.
-      heads_in_section: heads that are worked on at a time where every tile has a block of its own,
-        so that what they share stays in the L2 cache.
+      last_first: whether the last tiles of a head are to start first, because they take longer or
+        because the others wait for them.
+      heads_in_section: heads whose tiles start side by side where every tile has a block of its
+        own: few, so that what their tiles share stays in the L2 cache.
+      resident: whether the grid may have fewer blocks than there are tiles.
     """
     block, _, _ = cute.arch.block_idx()
     blocks, _, _ = cute.arch.grid_dim()
     heads = heads_of_batch * batch
-    if cutlass.const_expr(not differ_in_length):
-        rounds = divide(tiles * heads - block + blocks - 1, blocks)
-        return Schedule(block, blocks, tiles, heads_of_batch, heads, rounds, None, heads_in_section)
+    rounds, shares = Int32(1), None
+    if cutlass.const_expr(resident):
+        rounds, shares = _share(block, blocks, tiles, heads, last_first)
+    return Schedule(
+        block, blocks, tiles, heads_of_batch, heads, rounds, shares, heads_in_section, resident
+    )
+
+
+@cute.jit
+def _share(
+    block: Int32, blocks: Int32, tiles: Int32, heads: Int32, last_first: cutlass.Constexpr
+):
+    """Returns the number of tiles of a block, and how they are dealt out if they differ."""
+    if cutlass.const_expr(not last_first):
+        return divide(tiles * heads - block + blocks - 1, blocks), None
     rounds = Int32(1)
     shares = Shares(Int32(0), Int32(0), Int32(0))
     if blocks < tiles * heads:
@@ -96,7 +113,7 @@ def make_schedule(
         rounds = 2 * paired_rounds + whole_rounds
         if _place_in_round(block, blocks, whole_rounds) < rest - whole_rounds * blocks:
             rounds += 1
-    return Schedule(block, blocks, tiles, heads_of_batch, heads, rounds, shares, heads_in_section)
+    return rounds, shares
 
 
 @cute.jit
@@ -115,13 +132,15 @@ def work_of_round(schedule: cutlass.Constexpr, round_: Int32):
     block, blocks, tiles = schedule.block, schedule.blocks, schedule.tiles
     heads, shares = schedule.heads, schedule.shares
     tile, head = Int32(0), Int32(0)
-    if cutlass.const_expr(shares is None):
+    if cutlass.const_expr(not schedule.resident):
+        tile, head = _last_of_section(block, tiles, heads, schedule.heads_in_section)
+    elif cutlass.const_expr(shares is None):
         # All tiles of a head follow each other, to read its keys and values from the L2 cache.
         rank = round_ * blocks + block
         head = divide(rank, tiles)
         tile = rank - head * tiles
     elif blocks >= tiles * heads:
-        tile, head = _longest_of_section(block, tiles, heads, schedule.heads_in_section)
+        tile, head = _last_of_section(block, tiles, heads, schedule.heads_in_section)
     else:
         tile, head = _tile_of_share(block, blocks, tiles, heads, shares, round_)
     batch = divide(head, schedule.heads_of_batch)
@@ -129,12 +148,10 @@ def work_of_round(schedule: cutlass.Constexpr, round_: Int32):
 
 
 @cute.jit
-def _longest_of_section(
-    rank: Int32, tiles: Int32, heads: Int32, heads_in_section: cutlass.Constexpr
-):
-    """Returns tile and head at a rank when those of a section of heads are ordered by length.
+def _last_of_section(rank: Int32, tiles: Int32, heads: Int32, heads_in_section: Int32):
+    """Returns tile and head at a rank when the last tiles of a section of heads come first.
 
-    Blocks start in this order, so that short ones fill the end.
+    Blocks start in this order: if the last take longest, short ones fill the end.
     """
     first_head = divide(rank, tiles * heads_in_section) * heads_in_section
     section_heads = cutlass.min(heads - first_head, heads_in_section)

@@ -47,8 +47,24 @@ from jax_flash.kernels.sm90.tma import TmaOperand, tma_atom
 from jax_flash.kernels.sm90.warp_schedule import REGISTERS, WARPGROUP_THREADS, WARPGROUP_WARPS
 from jax_flash.spec.launch_plan import launch_plan
 from jax_flash.spec.tile import BackwardTile
-from jax_flash.spec.turns import key_tile_at
 from jax_flash.spec.variant import KernelVariant, fused_backward_tile_of
+
+
+SECTION_BYTES = 32 * 2**20
+"""Most of the L2 cache, for what deterministic blocks that start together read and add to."""
+
+
+def heads_in_section(tile: BackwardTile, key_tiles: Int32, deterministic: bool) -> Int32:
+    """Returns of how many heads key tiles start side by side, where each has a block of its own.
+
+    Deterministic blocks of one head that start together must wait, as each can only follow the one
+    before it. So those of many heads start together: of as many as the L2 cache holds Q, dO and the
+    float32 sums of dQ, if there are as many queries as keys.
+    """
+    if not deterministic:
+        return Int32(1)
+    bytes_of_tile = tile.tile_kv * tile.head_dim * (2 + 2 + 4)
+    return cutlass.max(divide(Int32(SECTION_BYTES // bytes_of_tile), key_tiles), 1)
 
 
 def staging_of(start: cute.Pointer, tile: BackwardTile, dtype: type) -> cute.Tensor:
@@ -79,8 +95,6 @@ class BackwardContext(NamedTuple):
     dq_shared: cute.Pointer
     dq_full_barriers: cute.Pointer
     dq_empty_barrier: cute.Pointer
-    shortest_first: bool
-    """Order of a head's key tiles when deterministic (``spec.turns``)."""
     key_full_barriers: cute.Pointer
     """One for each consumer's keys and values."""
     key_empty_barrier: cute.Pointer
@@ -115,6 +129,11 @@ class BackwardContext(NamedTuple):
         return reduce_warps(self.deterministic)
 
     @property
+    def heads_innermost(self) -> bool:
+        """Whether a query tile is visited for all heads before the next one is."""
+        return self.deterministic
+
+    @property
     def tile_kv(self) -> int:
         """Keys of a block."""
         return self.tile.tile_kv
@@ -132,10 +151,8 @@ class BackwardContext(NamedTuple):
     def in_round(self, round_: Int32) -> "BackwardContext":
         """Returns the context of the keys that the block owns in a round."""
         work = work_of_round(self.schedule, round_)
-        tiles = self.schedule.tiles
-        # The first keys are seen by the most queries, and come first where nothing says otherwise.
-        place = tiles - 1 - work.tile if self.schedule.shares is not None else work.tile
-        key_tile = key_tile_at(place, tiles, shortest_first=self.shortest_first)
+        # Under a causal mask the first keys are seen by the most queries.
+        key_tile = self.schedule.tiles - 1 - work.tile
         view = view_of_key_tile(self.visibility, work.batch, key_tile)
         return self._replace(view=view, key_tile=key_tile, key_head=work.head, batch=work.batch)
 
@@ -266,6 +283,7 @@ class BackwardKernel:
         row_bytes = tile.tile_q * Float32.width // 8
         cap, dense = changes_of_scores(self.variant, features, sizes, scale_log2)
         visibility = make_visibility(self.variant, tile, features, sizes, bounds)
+        key_tiles = visibility.key_tiles
         ctx = BackwardContext(
             tile=tile,
             dtype=self.dtype,
@@ -286,7 +304,6 @@ class BackwardKernel:
             dq_shared=dq_shared.iterator,
             dq_full_barriers=dq_full_barriers,
             dq_empty_barrier=dq_empty_barrier,
-            shortest_first=self.variant.deterministic and self.variant.band.upper,
             key_full_barriers=key_full_barriers,
             key_empty_barrier=key_empty_barrier,
             query_pipeline=pipelines.tma_pipeline(
@@ -306,11 +323,12 @@ class BackwardKernel:
             soft_cap=cap,
             dense=dense,
             schedule=make_schedule(
-                (sizes.key_length + tile.tile_kv - 1) // tile.tile_kv,
+                key_tiles,
                 sizes.key_heads,
                 batch,
-                differ_in_length=self.variant.band.upper,
-                heads_in_section=1,
+                last_first=self.variant.band.upper or self.variant.deterministic,
+                heads_in_section=heads_in_section(tile, key_tiles, self.variant.deterministic),
+                resident=launch_plan(self.variant).resident_up_to > 0,
             ),
             heads_per_group=divide(sizes.query_heads, sizes.key_heads),
         )

@@ -14,8 +14,11 @@ from jax_flash.kernels.sm90 import dq_accumulator, fragments, pipelines, wgmma
 from jax_flash.kernels.sm90.query_tiles import (
     add_dense,
     clear_query_padding,
+    first_visit,
     mask_segments,
     mask_tile,
+    next_visit,
+    number_of_visits,
     segments_of_queries,
 )
 from jax_flash.kernels.sm90.warp_schedule import WARPGROUP_THREADS, NamedBarrier
@@ -58,7 +61,7 @@ def shared_operands(ctx, consumer: Int32, thread: Int32):
 
 @cute.jit
 def compute(ctx: cutlass.Constexpr, consumer: Int32, thread: Int32):
-    """Visits, in each round, the query tiles of every head of the group, heads outermost.
+    """Visits, in each round, the query tiles of every head of the group that see the block's keys.
 
     Scores are computed transposed (keys in rows), so that P and dS are already in the registers
     that the dV and dK matmuls read them from; only dS also goes through shared memory, for dQ.
@@ -93,106 +96,106 @@ def compute(ctx: cutlass.Constexpr, consumer: Int32, thread: Int32):
             clear_key_padding(own, consumer, thread)
         start_overwriting_staging(ctx, round_, thread)
 
-        for member in cutlass.range(own.heads_per_group, unroll=1):
-            head = own.key_head * own.heads_per_group + member
-            for tile in cutlass.range(own.view.begin, own.view.end, unroll=1):
-                scores = wgmma.accumulator(ctx.mma_scores, tile_q)
-                d_weights = wgmma.accumulator(ctx.mma_scores, tile_q)
-                query_pipeline.consumer_wait(state)
-                queries_segments = segments_of_queries(own, tile)
-                if cutlass.const_expr(own.view.band.ragged):
-                    clear_query_padding(own, queries_segments, state, tile, consumer, thread)
-                warpgroup.fence()
+        head, tile = first_visit(own)
+        for _visit in cutlass.range(number_of_visits(own), unroll=1):
+            scores = wgmma.accumulator(ctx.mma_scores, tile_q)
+            d_weights = wgmma.accumulator(ctx.mma_scores, tile_q)
+            query_pipeline.consumer_wait(state)
+            queries_segments = segments_of_queries(own, tile)
+            if cutlass.const_expr(own.view.band.ragged):
+                clear_query_padding(own, queries_segments, state, tile, consumer, thread)
+            warpgroup.fence()
+            wgmma.issue(
+                ctx.mma_scores, scores, keys, queries[None, None, None, state.index], True
+            )
+            warpgroup.commit_group()
+            d_output_pipeline.consumer_wait(state)
+            wgmma.issue(
+                ctx.mma_scores,
+                d_weights,
+                values,
+                d_outputs[None, None, None, state.index],
+                True,
+            )
+            warpgroup.commit_group()
+            warpgroup.wait_group(2)
+            # The last tile's dK matmul ran on until these scores were wanted.
+            if has_previous != 0:
+                pipelines.release(query_pipeline, stage_before(ctx, state))
+            has_previous = Int32(1)
+            warpgroup.wait_group(1)
+            score_rows = wgmma.rows_and_columns(scores)
+            d_rows = wgmma.rows_and_columns(d_weights)
+            row_lse = ctx.lse_log2_shared[None, state.index]
+            row_delta = ctx.delta_shared[None, state.index]
+            if cutlass.const_expr(ctx.soft_cap is not None):
+                cap_scores(ctx.soft_cap, score_rows)
+                warpgroup.wait_group(0)
+                # Before anything else changes the scores, which the slope is taken from.
+                apply_slope(ctx, score_rows, d_rows, row_delta, column)
+            add_dense(own, head, score_rows, first_key, tile * tile_q + column)
+            if hides_part_of(
+                own.view.band, tile * tile_q, tile_q, own.key_tile * ctx.tile_kv, ctx.tile_kv
+            ):
+                mask_tile(own, score_rows, first_key, tile * tile_q + column)
+            mask_segments(own, queries_segments, score_rows, first_key, tile * tile_q + column)
+            if cutlass.const_expr(ctx.soft_cap is not None):
+                to_weights(ctx, score_rows, row_lse, column)
+                multiply(score_rows, d_rows)
+                d_scores = wgmma.converted(d_weights, ctx.dtype)
+                weights = wgmma.converted(scores, ctx.dtype)
+            else:
+                to_weights(ctx, score_rows, row_lse, column)
+                weights = wgmma.converted(scores, ctx.dtype)
+                warpgroup.wait_group(0)
+                to_d_scores(score_rows, d_rows, row_delta, column)
+                d_scores = wgmma.converted(d_weights, ctx.dtype)
+            warpgroup.fence()
+            wgmma.issue(
+                ctx.mma_gradients,
+                d_value,
+                wgmma.as_operand_a(weights),
+                d_outputs_transposed[None, None, None, state.index],
+                False,
+            )
+            warpgroup.commit_group()
+            stage = buffer * ctx.num_consumers + consumer
+            wgmma.store_rows(
+                ctx.mma_scores, d_scores, ctx.d_scores_shared[None, None, stage], thread
+            )
+            cute.arch.fence_proxy("async.shared", space="cta")
+            # Every warpgroup's dS is in shared memory past this barrier. It also tells that the
+            # other buffer has been read: its reader waited for its matmul before arriving here.
+            cute.arch.barrier(
+                barrier_id=NamedBarrier.CONSUMERS,
+                number_of_threads=ctx.num_consumers * WARPGROUP_THREADS,
+            )
+            d_query = wgmma.accumulator(ctx.mma_dq, ctx.dq_columns)
+            for source in cutlass.range_constexpr(ctx.num_consumers):
                 wgmma.issue(
-                    ctx.mma_scores, scores, keys, queries[None, None, None, state.index], True
+                    ctx.mma_dq,
+                    d_query,
+                    d_scores_operand[None, None, None, buffer * ctx.num_consumers + source],
+                    key_columns[None, None, None, source],
+                    source == 0,
                 )
-                warpgroup.commit_group()
-                d_output_pipeline.consumer_wait(state)
-                wgmma.issue(
-                    ctx.mma_scores,
-                    d_weights,
-                    values,
-                    d_outputs[None, None, None, state.index],
-                    True,
-                )
-                warpgroup.commit_group()
-                warpgroup.wait_group(2)
-                # The last tile's dK matmul ran on until these scores were wanted.
-                if has_previous != 0:
-                    pipelines.release(query_pipeline, stage_before(ctx, state))
-                has_previous = Int32(1)
-                warpgroup.wait_group(1)
-                score_rows = wgmma.rows_and_columns(scores)
-                d_rows = wgmma.rows_and_columns(d_weights)
-                row_lse = ctx.lse_log2_shared[None, state.index]
-                row_delta = ctx.delta_shared[None, state.index]
-                if cutlass.const_expr(ctx.soft_cap is not None):
-                    cap_scores(ctx.soft_cap, score_rows)
-                    warpgroup.wait_group(0)
-                    # Before anything else changes the scores, which the slope is taken from.
-                    apply_slope(ctx, score_rows, d_rows, row_delta, column)
-                add_dense(own, head, score_rows, first_key, tile * tile_q + column)
-                if hides_part_of(
-                    own.view.band, tile * tile_q, tile_q, own.key_tile * ctx.tile_kv, ctx.tile_kv
-                ):
-                    mask_tile(own, score_rows, first_key, tile * tile_q + column)
-                mask_segments(own, queries_segments, score_rows, first_key, tile * tile_q + column)
-                if cutlass.const_expr(ctx.soft_cap is not None):
-                    to_weights(ctx, score_rows, row_lse, column)
-                    multiply(score_rows, d_rows)
-                    d_scores = wgmma.converted(d_weights, ctx.dtype)
-                    weights = wgmma.converted(scores, ctx.dtype)
-                else:
-                    to_weights(ctx, score_rows, row_lse, column)
-                    weights = wgmma.converted(scores, ctx.dtype)
-                    warpgroup.wait_group(0)
-                    to_d_scores(score_rows, d_rows, row_delta, column)
-                    d_scores = wgmma.converted(d_weights, ctx.dtype)
-                warpgroup.fence()
-                wgmma.issue(
-                    ctx.mma_gradients,
-                    d_value,
-                    wgmma.as_operand_a(weights),
-                    d_outputs_transposed[None, None, None, state.index],
-                    False,
-                )
-                warpgroup.commit_group()
-                stage = buffer * ctx.num_consumers + consumer
-                wgmma.store_rows(
-                    ctx.mma_scores, d_scores, ctx.d_scores_shared[None, None, stage], thread
-                )
-                cute.arch.fence_proxy("async.shared", space="cta")
-                # Every warpgroup's dS is in shared memory past this barrier. It also tells that the
-                # other buffer has been read: its reader waited for its matmul before arriving here.
-                cute.arch.barrier(
-                    barrier_id=NamedBarrier.CONSUMERS,
-                    number_of_threads=ctx.num_consumers * WARPGROUP_THREADS,
-                )
-                d_query = wgmma.accumulator(ctx.mma_dq, ctx.dq_columns)
-                for source in cutlass.range_constexpr(ctx.num_consumers):
-                    wgmma.issue(
-                        ctx.mma_dq,
-                        d_query,
-                        d_scores_operand[None, None, None, buffer * ctx.num_consumers + source],
-                        key_columns[None, None, None, source],
-                        source == 0,
-                    )
-                warpgroup.commit_group()
-                wgmma.issue(
-                    ctx.mma_gradients,
-                    d_key,
-                    wgmma.as_operand_a(d_scores),
-                    queries_transposed[None, None, None, state.index],
-                    False,
-                )
-                warpgroup.commit_group()
-                warpgroup.wait_group(1)
-                pipelines.release(d_output_pipeline, state.index)
-                pass_d_query(ctx, d_query, buffer, consumer, thread)
-                state.advance()
-                if cutlass.const_expr(not ctx.tile.overlap_d_key):
-                    warpgroup.wait_group(0)
-                buffer = buffer ^ 1
+            warpgroup.commit_group()
+            wgmma.issue(
+                ctx.mma_gradients,
+                d_key,
+                wgmma.as_operand_a(d_scores),
+                queries_transposed[None, None, None, state.index],
+                False,
+            )
+            warpgroup.commit_group()
+            warpgroup.wait_group(1)
+            pipelines.release(d_output_pipeline, state.index)
+            pass_d_query(ctx, d_query, buffer, consumer, thread)
+            state.advance()
+            if cutlass.const_expr(not ctx.tile.overlap_d_key):
+                warpgroup.wait_group(0)
+            buffer = buffer ^ 1
+            head, tile = next_visit(own, head, tile)
 
         warpgroup.wait_group(0)
         release_keys(ctx)
@@ -222,7 +225,7 @@ def clear_key_padding(ctx: cutlass.Constexpr, consumer: Int32, thread: Int32):
         cute.arch.barrier(barrier_id=barrier, number_of_threads=WARPGROUP_THREADS)
     if cutlass.const_expr(ctx.visibility.segments is not None):
         ids = ctx.visibility.key_ids(ctx.batch)
-        if ctx.view.segments.smallest < 0:
+        if ctx.view.segments.padded:
             for operand in (ctx.key, ctx.value):
                 clear_padded_rows(
                     operand.shared[None, None, consumer], ids, first_key, thread, WARPGROUP_THREADS

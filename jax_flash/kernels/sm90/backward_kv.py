@@ -85,6 +85,11 @@ class BackwardKvContext(NamedTuple):
     heads_per_group: Int32
 
     @property
+    def heads_innermost(self) -> bool:
+        """Whether a query tile is visited for all heads before the next one is."""
+        return False
+
+    @property
     def num_consumers(self) -> int:
         """Consumer warpgroups."""
         return self.tile.num_consumer_warpgroups

@@ -27,8 +27,11 @@ from jax_flash.kernels.sm90 import fragments, pipelines, wgmma
 from jax_flash.kernels.sm90.query_tiles import (
     add_dense,
     clear_query_padding,
+    first_visit,
     mask_segments,
     mask_tile,
+    next_visit,
+    number_of_visits,
     segments_of_queries,
 )
 from jax_flash.kernels.sm90.tma import TmaOperand
@@ -127,25 +130,23 @@ def accumulate(
         clear_key_padding(ctx, side, thread)
 
     if begin < end:
+        head, tile = first_visit(ctx)
         product = wgmma.accumulator(mma_scores, ctx.tile.tile_q)
         pipeline.consumer_wait(state)
-        segments = ready_queries(ctx, side, state, begin, thread)
+        segments = ready_queries(ctx, side, state, tile, thread)
         warpgroup.fence()
         wgmma.issue(mma_scores, product, keys, queries[None, None, None, state.index], True)
         warpgroup.commit_group()
         statistics = statistics_of_thread(side, state, thread)
         warpgroup.wait_group(0)
         pipelines.release(pipeline, state.index)
-        head = ctx.key_head * ctx.heads_per_group
-        finish(ctx, product, statistics, (head, begin), segments, weights_state, thread)
+        finish(ctx, product, statistics, (head, tile), segments, weights_state, thread)
         operand = wgmma.converted(product, ctx.dtype)
         state.advance()
         weights_state.advance()
 
-        tile = begin
-        for _step in cutlass.range((end - begin) * ctx.heads_per_group - 1, unroll=1):
-            head = head + 1 if tile + 1 == end else head
-            tile = begin if tile + 1 == end else tile + 1
+        for _visit in cutlass.range(number_of_visits(ctx) - 1, unroll=1):
+            head, tile = next_visit(ctx, head, tile)
             other_pipeline.consumer_wait(previous)
             warpgroup.fence()
             wgmma.issue(
@@ -193,7 +194,7 @@ def ready_queries(
     tile: Int32,
     thread: Int32,
 ):
-    """Clears a query tile's padding, in kernels that support any; returns the tile's segments.
+    """Clears a query tile's padding, in kernels that support any; returns what its segments say.
 
     The tile is at the same place of both pipelines, and both warpgroups come here for it.
     """

@@ -6,6 +6,8 @@ from cutlass import Float32, Int32
 from cutlass.cute.nvgpu import cpasync
 from cutlass.pipeline import PipelineState
 
+from jax_flash.kernels.sm90.query_tiles import first_visit, next_visit, number_of_visits
+
 
 @cute.jit
 def load_rows(
@@ -50,7 +52,7 @@ def load_keys(ctx: cutlass.Constexpr):
 
 @cute.jit
 def load_queries(ctx: cutlass.Constexpr, query_state: PipelineState, d_output_state: PipelineState):
-    """Loads the query tiles of ``ctx.view`` for every head of the group, heads outermost.
+    """Loads the query tiles that a block visits.
 
     Q comes with the log-sum-exp, dO with delta. Returns the pipelines' positions.
     """
@@ -58,19 +60,19 @@ def load_queries(ctx: cutlass.Constexpr, query_state: PipelineState, d_output_st
     load_query, load_d_output = ctx.query.load, ctx.d_output.load
     rows_of_head, rows = ctx.rows.of_head, ctx.rows
     query_pipeline, d_output_pipeline = ctx.query_pipeline, ctx.d_output_pipeline
-    for member in cutlass.range(ctx.heads_per_group, unroll=1):
-        head = ctx.key_head * ctx.heads_per_group + member
+    head, tile = first_visit(ctx)
+    for _visit in cutlass.range(number_of_visits(ctx), unroll=1):
         lse_log2 = rows_of_head(rows.lse_log2, ctx.batch, head)
         delta = rows_of_head(rows.delta, ctx.batch, head)
-        for tile in cutlass.range(ctx.view.begin, ctx.view.end, unroll=1):
-            query_pipeline.producer_acquire(query_state)
-            barrier = query_pipeline.producer_get_barrier(query_state)
-            load_query(query_state.index, tile, head, ctx.batch, barrier)
-            load_rows(lse_log2, ctx.lse_log2_shared, tile, query_state.index, barrier)
-            query_state.advance()
-            d_output_pipeline.producer_acquire(d_output_state)
-            barrier = d_output_pipeline.producer_get_barrier(d_output_state)
-            load_d_output(d_output_state.index, tile, head, ctx.batch, barrier)
-            load_rows(delta, ctx.delta_shared, tile, d_output_state.index, barrier)
-            d_output_state.advance()
+        query_pipeline.producer_acquire(query_state)
+        barrier = query_pipeline.producer_get_barrier(query_state)
+        load_query(query_state.index, tile, head, ctx.batch, barrier)
+        load_rows(lse_log2, ctx.lse_log2_shared, tile, query_state.index, barrier)
+        query_state.advance()
+        d_output_pipeline.producer_acquire(d_output_state)
+        barrier = d_output_pipeline.producer_get_barrier(d_output_state)
+        load_d_output(d_output_state.index, tile, head, ctx.batch, barrier)
+        load_rows(delta, ctx.delta_shared, tile, d_output_state.index, barrier)
+        d_output_state.advance()
+        head, tile = next_visit(ctx, head, tile)
     return query_state, d_output_state

@@ -24,6 +24,7 @@ from cutlass import Int32
 
 from jax_flash.kernels.shared.visibility import view_of_query_tile
 from jax_flash.kernels.sm90 import dq_accumulator
+from jax_flash.kernels.sm90.query_tiles import first_visit, next_visit, number_of_visits
 from jax_flash.spec.turns import turn_of
 
 
@@ -56,36 +57,30 @@ def reduce(ctx: cutlass.Constexpr, warp: Int32):
     full, empty = ctx.dq_full_barriers + warp, ctx.dq_empty_barrier
     semaphores, head_tile = ctx.dq_semaphores, ctx.rows.head_tile
     accumulator, part, tile_shape = ctx.dq_accumulator, ctx.dq_shared, ctx.tile
-    schedule, in_round = ctx.schedule, ctx.in_round
-    next_warp, phase = Int32(0), Int32(0)
+    schedule, in_round, warps = ctx.schedule, ctx.in_round, ctx.reduce_warps
+    part_number = Int32(0)
     for round_ in cutlass.range(schedule.rounds, unroll=1):
         own = in_round(round_)
-        for member in cutlass.range(own.heads_per_group, unroll=1):
-            head = own.key_head * own.heads_per_group + member
-            for tile in cutlass.range(own.view.begin, own.view.end, unroll=1):
-                if next_warp == warp:
-                    place = head_tile(own.batch, head, tile)
-                    turn = Int32(0)
+        head, tile = first_visit(own)
+        for _visit in cutlass.range(number_of_visits(own), unroll=1):
+            if part_number % warps == warp:
+                place = head_tile(own.batch, head, tile)
+                turn = Int32(0)
+                if cutlass.const_expr(own.deterministic):
+                    queries = view_of_query_tile(own.visibility, own.batch, tile)
+                    turn = turn_of(own.key_tile, queries.begin)
+                cute.arch.mbarrier_wait(full, part_number // warps % 2)
+                # A thread waits for the bulk copies that it issued itself: always the first.
+                if lane == 0:
                     if cutlass.const_expr(own.deterministic):
-                        queries = view_of_query_tile(own.visibility, own.batch, tile)
-                        turn = turn_of(
-                            own.key_tile,
-                            queries.begin,
-                            queries.end,
-                            shortest_first=own.shortest_first,
-                        )
-                    cute.arch.mbarrier_wait(full, phase)
-                    # A thread waits for the bulk copies that it issued itself: always the first.
-                    if lane == 0:
-                        if cutlass.const_expr(own.deterministic):
-                            wait_for_turn(semaphores + place, turn)
-                        destination = dq_accumulator.tile_start(accumulator, tile_shape, place)
-                        dq_accumulator.reduce_tile(destination, part, tile_shape)
-                        cute.arch.cp_async_bulk_commit_group()
-                        cute.arch.cp_async_bulk_wait_group(0, read=True)
-                        cute.arch.mbarrier_arrive(empty)
-                        if cutlass.const_expr(own.deterministic):
-                            pass_turn(semaphores + place)
-                    cute.arch.sync_warp()
-                    phase = phase ^ 1
-                next_warp = (next_warp + 1) % own.reduce_warps
+                        wait_for_turn(semaphores + place, turn)
+                    destination = dq_accumulator.tile_start(accumulator, tile_shape, place)
+                    dq_accumulator.reduce_tile(destination, part, tile_shape)
+                    cute.arch.cp_async_bulk_commit_group()
+                    cute.arch.cp_async_bulk_wait_group(0, read=True)
+                    cute.arch.mbarrier_arrive(empty)
+                    if cutlass.const_expr(own.deterministic):
+                        pass_turn(semaphores + place)
+                cute.arch.sync_warp()
+            part_number += 1
+            head, tile = next_visit(own, head, tile)

@@ -227,8 +227,9 @@ class ForwardKernel:
                 (sizes.query_length + tile.tile_q - 1) // tile.tile_q,
                 sizes.query_heads,
                 batch,
-                differ_in_length=self.variant.band.upper,
-                heads_in_section=HEADS_IN_SECTION,
+                last_first=self.variant.band.upper,
+                heads_in_section=Int32(HEADS_IN_SECTION),
+                resident=launch_plan(self.variant).resident_up_to > 0,
             ),
             heads_per_group=divide(sizes.query_heads, sizes.key_heads),
         )
