@@ -27,6 +27,7 @@ from jax_flash.spec.support import (
     forward_tile_dims,
     reasons_unsupported,
 )
+from jax_flash.spec.tile_table import is_short
 from jax_flash.spec.variant import KernelVariant
 
 _DETERMINISTIC_FLAG = "--xla_gpu_deterministic_ops"
@@ -279,7 +280,9 @@ def _kernel_call(call: Call, problem: AttentionProblem, arch: Arch) -> KernelCal
     if bias_dims is not None and Feature.BIAS in problem.features:
         backward_bias = backward_bias_operation(arch, dtype, bias_dims, problem.features)
     return KernelCall(
-        forward=forward_operation(arch, dtype, forward_dims, band.mask, problem.features),
+        forward=forward_operation(
+            arch, dtype, forward_dims, band.mask, problem.features, short=_is_short(problem)
+        ),
         backward=backward_operation(
             arch,
             dtype,
@@ -293,6 +296,12 @@ def _kernel_call(call: Call, problem: AttentionProblem, arch: Arch) -> KernelCal
         soft_cap=call.semantics.soft_cap or 0.0,
         band=band,
     )
+
+
+def _is_short(problem: AttentionProblem) -> bool:
+    # Symbolic lengths (jax.export) may turn out to be any.
+    lengths = problem.query_length, problem.key_length
+    return all(isinstance(length, int) for length in lengths) and is_short(*lengths)
 
 
 def _missing_kernels(kernels: KernelCall) -> tuple[str, ...]:

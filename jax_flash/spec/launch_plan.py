@@ -26,7 +26,12 @@ from jax_flash.spec.buffers import (
 )
 from jax_flash.spec.problem import GENERAL_FEATURES, Feature
 from jax_flash.spec.tile import SplitBackwardTile
-from jax_flash.spec.tile_table import HeadDims, backward_tile, forward_tile
+from jax_flash.spec.tile_table import (
+    SHORT_FORWARD_TILES,
+    HeadDims,
+    backward_tile,
+    forward_tile,
+)
 from jax_flash.spec.variant import (
     DType,
     KernelRole,
@@ -184,10 +189,16 @@ def forward_operation(
     head_dims: HeadDims,
     band: BandMask,
     features: frozenset[Feature] = frozenset(),
+    *,
+    short: bool = False,
 ) -> Operation:
-    """Returns the forward operation, of a call with ``features``: output and log-sum-exp."""
+    """Returns the forward operation, of a call with ``features``: output and log-sum-exp.
+
+    ``short`` says that the call has few queries (``tile_table.is_short``).
+    """
     general = bool(features & GENERAL_FEATURES)
-    tile = forward_tile(arch, head_dims, general=general)
+    short = short and not general and (arch, head_dims) in SHORT_FORWARD_TILES
+    tile = forward_tile(arch, head_dims, general=general, short=short)
     kernel = KernelVariant(
         role=KernelRole.FORWARD,
         arch=arch,
@@ -195,6 +206,7 @@ def forward_operation(
         head_dims=head_dims,
         band=band,
         general=general,
+        short=short,
     )
     return Operation(
         target="jax_flash_forward_v1",

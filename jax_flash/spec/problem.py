@@ -36,7 +36,7 @@ GENERAL_FEATURES = frozenset(
 class AttentionProblem:
     """Everything static about one call that decides which kernel, if any, runs it.
 
-    The lengths may be symbolic dimensions (``jax.export``); they are compared with 0 at most.
+    The lengths may be symbolic dimensions (``jax.export``), which no number may be compared with.
     """
 
     dtype: str

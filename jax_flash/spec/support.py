@@ -41,7 +41,10 @@ def variants_to_build(arch: Arch | None = None) -> tuple[KernelVariant, ...]:
         operations = []
         for dtype, (arch_of_tile, dims), mask in product(DType, FORWARD_TILES, _MASKS):
             if arch_of_tile is target:
-                operations.append(forward_operation(target, dtype, dims, *mask))
+                operations += [
+                    forward_operation(target, dtype, dims, *mask, short=short)
+                    for short in (False, True)
+                ]
         for dtype, (arch_of_tile, dims), mask in product(DType, BACKWARD_TILES, _MASKS):
             if arch_of_tile is target:
                 operations += [

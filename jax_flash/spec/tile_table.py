@@ -146,8 +146,10 @@ BACKWARD_TILES = {
     for tile in tiles
 }
 
-# With segments and a soft cap, three warpgroups of 160 registers have too few of them at D=64.
-GENERAL_FORWARD_TILES = {
+# A query tile of 192 is too long for few queries. On one H200 (TFLOP/s, bf16, run 22) with it and with
+# this one, B=32, N=16: full T=128 140/176, 256 179/220, 512 326/326; causal 65/80, 98/123, 209/217;
+# B=16, N=32, T=1024 383/386, causal 281/302; but T=2048 454/407, causal 382/362.
+SHORT_FORWARD_TILES = {
     (Arch.SM90A, (64, 64)): ForwardTile(
         head_dim=64,
         value_head_dim=64,
@@ -156,6 +158,13 @@ GENERAL_FORWARD_TILES = {
         num_stages=2,
         num_consumer_warpgroups=2,
     ),
+}
+"""Tiles of forward kernels for calls of few queries (:func:`is_short`), where there is another one
+than in :data:`FORWARD_TILES`. They give the same bits."""
+
+GENERAL_FORWARD_TILES = {
+    # With segments and a soft cap, three warpgroups of 160 registers have too few of them at D=64.
+    **SHORT_FORWARD_TILES,
     # Reading a bias takes the registers that a second set of weights would.
     **{
         (Arch.SM90A, dims): replace(FORWARD_TILES[Arch.SM90A, dims], weight_buffers=1)
@@ -178,10 +187,19 @@ GENERAL_BACKWARD_TILES = {
 """Tiles of general backward kernels that differ from :data:`BACKWARD_TILES`."""
 
 
-def forward_tile(arch: Arch, head_dims: HeadDims, *, general: bool = False) -> ForwardTile:
+def is_short(query_length: int, key_length: int) -> bool:
+    """Whether a forward call is better off with a tile of :data:`SHORT_FORWARD_TILES`."""
+    return query_length <= 256 or max(query_length, key_length) <= 1024
+
+
+def forward_tile(
+    arch: Arch, head_dims: HeadDims, *, general: bool = False, short: bool = False
+) -> ForwardTile:
     """Returns the tile of a forward kernel."""
     plain = FORWARD_TILES[arch, head_dims]
-    return GENERAL_FORWARD_TILES.get((arch, head_dims), plain) if general else plain
+    if general:
+        return GENERAL_FORWARD_TILES.get((arch, head_dims), plain)
+    return SHORT_FORWARD_TILES.get((arch, head_dims), plain) if short else plain
 
 
 def backward_tile(arch: Arch, head_dims: HeadDims, *, general: bool = False) -> AnyBackwardTile:

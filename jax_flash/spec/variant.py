@@ -12,7 +12,12 @@ from jax_flash.spec.tile import (
     ForwardTile,
     SplitBackwardTile,
 )
-from jax_flash.spec.tile_table import BACKWARD_BIAS_TILES, backward_tile, forward_tile
+from jax_flash.spec.tile_table import (
+    BACKWARD_BIAS_TILES,
+    SHORT_FORWARD_TILES,
+    backward_tile,
+    forward_tile,
+)
 
 
 class KernelRole(Enum):
@@ -65,6 +70,8 @@ class KernelVariant:
     general: bool = False
     """Whether lengths, segments and a soft cap are supported, at some cost; the band then has both
     bounds. Absent features are null pointers and zeros."""
+    short: bool = False
+    """Whether a forward kernel is for few queries, with a tile of its own."""
 
     def __post_init__(self) -> None:
         """Refuses keys that name no distinct kernel."""
@@ -81,6 +88,12 @@ class KernelVariant:
             raise ValueError(f"a general kernel has both bounds, not the band {self.band.name}")
         if self.role is KernelRole.BACKWARD_BIAS and not self.general:
             raise ValueError("kernels of a bias's gradient are general")
+        if self.short and (
+            self.role is not KernelRole.FORWARD
+            or self.general
+            or (self.arch, self.head_dims) not in SHORT_FORWARD_TILES
+        ):
+            raise ValueError(f"no {self.role.value} kernel of {self.head_dims} for few queries")
         if self.deterministic and self.role is not KernelRole.BACKWARD:
             raise ValueError(
                 f"every {self.role.value} kernel is deterministic; leave deterministic=False"
@@ -88,7 +101,7 @@ class KernelVariant:
 
     @property
     def name(self) -> str:
-        """Stable name, ``<arch>/<role>_<dtype>_d<D>[v<Dv>][_<mask>][_deterministic]``."""
+        """Stable name, ``<arch>/<role>_<dtype>_d<D>[v<Dv>][_<mask>][_deterministic][_short]``."""
         words = [self.role.value, self.dtype.value, _dims_name(*self.head_dims)]
         if self.general:
             words.append("general")
@@ -96,6 +109,8 @@ class KernelVariant:
             words.append(self.band.name)
         if self.deterministic:
             words.append("deterministic")
+        if self.short:
+            words.append("short")
         return f"{self.arch.value}/{'_'.join(words)}"
 
 
@@ -105,7 +120,9 @@ def _dims_name(head_dim: int, value_head_dim: int) -> str:
 
 def forward_tile_of(variant: KernelVariant) -> ForwardTile:
     """Returns the tile of a forward kernel."""
-    return forward_tile(variant.arch, variant.head_dims, general=variant.general)
+    return forward_tile(
+        variant.arch, variant.head_dims, general=variant.general, short=variant.short
+    )
 
 
 def backward_tile_of(variant: KernelVariant) -> AnyBackwardTile:

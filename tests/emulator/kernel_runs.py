@@ -43,6 +43,8 @@ class Problem:
     key_lengths: tuple[int, ...] | None = None
     sinks: bool = False
     deterministic: bool = False
+    short: bool = False
+    """Whether the forward kernel is the one for few queries."""
 
     @property
     def band(self) -> Band:
@@ -109,7 +111,9 @@ class Problem:
         """Returns the forward operation."""
         dims = smallest_tile_dims(FORWARD_TILES, Arch.SM90A, self.head_dims)
         assert dims is not None, self
-        return forward_operation(Arch.SM90A, self.dtype, dims, self.band.mask, self.features)
+        return forward_operation(
+            Arch.SM90A, self.dtype, dims, self.band.mask, self.features, short=self.short
+        )
 
     def backward(self) -> Operation:
         """Returns the backward operation."""

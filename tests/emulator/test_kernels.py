@@ -180,6 +180,22 @@ def test_bits_do_not_depend_on_the_grid(upper: int | None, kernel_directory: Pat
         assert_close(other, exact(case), case.dtype)
 
 
+@pytest.mark.parametrize(
+    "bounds", [{}, {"upper": 60}, {"upper": 30, "lower": -90}], ids=["full", "causal", "window"]
+)
+@pytest.mark.parametrize("dtype", DType)
+def test_the_kernel_for_few_queries_gives_the_same_bits(
+    dtype: DType, bounds: dict[str, int], kernel_directory: Path
+):
+    case = Problem(dtype=dtype, query_length=260, key_length=320, query_heads=2, **bounds)
+    options = Options(schedule=SCHEDULES["random"], multiprocessors=2)
+    few = run_forward(replace(case, short=True), kernel_directory, options)
+    assert_close(few, {name: exact(case)[name] for name in few}, dtype)
+    many = run_forward(case, kernel_directory, options)
+    for name, array in many.items():
+        assert few[name].tobytes() == array.tobytes(), name
+
+
 def test_forward_bits_do_not_depend_on_other_rows(kernel_directory: Path):
     """The numerics contract: a row's bits are those it has in a shorter, smaller batch."""
     case = Problem(query_length=140, key_length=140, upper=0, query_heads=2, batch=2)

@@ -40,6 +40,11 @@ SIZES = {
     "causal-d192-dv128": replace(BASE, head_dim=192, value_dim=128),
     "full-d256": replace(BASE, head_dim=256, value_dim=256, is_causal=False),
 }
+MASKS: tuple[dict[str, Any], ...] = (
+    {},
+    {"is_causal": True},
+    {"is_causal": True, "local_window_size": (300, 0)},
+)
 each_size = pytest.mark.parametrize("case", SIZES.values(), ids=SIZES.keys())
 
 
@@ -195,3 +200,28 @@ def test_many_tiles_a_block(case: Case, length: int) -> None:
                 )
             else:
                 assert_bitwise_equal({name: ours}, {name: array})
+
+
+@pytest.mark.parametrize("options", MASKS, ids=str)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_few_queries_have_the_bits_of_many(dtype: str, options: dict[str, Any]) -> None:
+    """Up to D=64 they run on a kernel of their own."""
+    random = np.random.default_rng(0)
+    shape, rows = (2, 1300, 3, 64), slice(1100, 1300)
+    query, key, value = (
+        jnp.asarray(random.standard_normal(shape, np.float32)).astype(dtype) for _ in range(3)
+    )
+    of_rows = {"query_offset": 1100} if options else {}
+    calls = (query, options), (query[:, rows], options | of_rows)
+    kernels = [
+        jax_flash.explain(queries, key, value, **given).forward[0].name for queries, given in calls
+    ]
+    assert [name.endswith("_short") for name in kernels] == [False, True]
+    many, few = (
+        jax_flash.attention(
+            queries, key, value, **given, return_residual=True, implementation="cuda"
+        )
+        for queries, given in calls
+    )
+    for all_rows, last_rows in zip(many, few, strict=True):
+        assert_bitwise_equal({"": np.asarray(all_rows[:, rows])}, {"": np.asarray(last_rows)})

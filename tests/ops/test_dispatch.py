@@ -24,7 +24,7 @@ UNSUPPORTED = {
 }
 
 
-# Arguments, and the last word of the name of the kernel that runs them.
+# Arguments, and the mask in the name of the kernel that runs them.
 SUPPORTED = {
     "offset array": ({"query_offset": np.array([1, 2], np.int32), "is_causal": True}, "causal"),
     "query lengths": ({"query_seq_lengths": np.array([3, 4])}, "general"),
@@ -49,7 +49,27 @@ def test_features_choose_their_kernel(case: str, make_operands: Operands) -> Non
     arguments, word = SUPPORTED[case]
     chosen = jax_flash.explain(**make_operands(), **arguments)
     assert chosen.on_cuda == "cuda"
-    assert [kernel.name.split("_")[-1] for kernel in chosen.forward] == [word]
+    assert [kernel.name.removesuffix("_short").split("_")[-1] for kernel in chosen.forward] == [word]
+
+
+@pytest.mark.usefixtures("all_kernels")
+@pytest.mark.parametrize(
+    ("queries", "keys", "dim", "is_short"),
+    [
+        (1024, 1024, 64, True),
+        (1025, 1024, 64, False),
+        (1024, 1025, 40, False),
+        (256, 5000, 64, True),
+        (257, 5000, 64, False),
+        (100, 100, 128, False),
+    ],
+)
+def test_few_queries_have_a_kernel_of_their_own_up_to_64(
+    queries: int, keys: int, dim: int, is_short: bool, make_operands: Operands
+) -> None:
+    operands = make_operands(queries=queries, keys=keys, dims=(dim, dim))
+    (kernel,) = jax_flash.explain(**operands, local_window_size=(5, 3)).forward
+    assert kernel.name == f"sm_90a/forward_bf16_d{max(dim, 64)}_band{'_short' * is_short}"
 
 
 @pytest.mark.usefixtures("all_kernels")
@@ -153,7 +173,7 @@ def test_cuda_without_kernels_installed_is_an_error_that_says_what_to_do(
 def test_a_kernel_that_was_not_built_is_named(
     monkeypatch: pytest.MonkeyPatch, all_kernels: Registration, make_operands: Operands
 ) -> None:
-    name = "sm_90a/forward_bf16_d64_causal"
+    name = "sm_90a/forward_bf16_d64_causal_short"
     kernels = {key: entry for key, entry in all_kernels.kernels.items() if key != name}
     monkeypatch.setattr(registration, "REGISTRATION", replace(all_kernels, kernels=kernels))
     with pytest.raises(NotImplementedError, match=f"kernels {name} are not among the cubins"):

@@ -54,7 +54,7 @@ def test_forward(implementation: str | None, make_operands: Operands) -> None:
     assert target == "jax_flash_forward_v1"
     assert attributes == {
         "version": "1 : i32",
-        "kernels": '"sm_90a/forward_bf16_d64_full"',
+        "kernels": '"sm_90a/forward_bf16_d64_full_short"',
         "operands": '"query,key,value"',
         "results": '"output,lse"',
         "scale": "1.250000e-01 : f32",
@@ -112,7 +112,7 @@ def test_extreme_offsets_reach_the_kernels(offset: int, make_operands: Operands)
 def test_a_right_window_is_an_upper_bound(make_operands: Operands) -> None:
     call = loss(None, local_window_size=(None, 5), query_offset=2)
     ((_, attributes, _, _),) = calls(lower(call, *make_operands().values()))
-    assert attributes["kernels"] == '"sm_90a/forward_bf16_d64_causal"'
+    assert attributes["kernels"] == '"sm_90a/forward_bf16_d64_causal_short"'
     assert attributes["band_upper"] == "7 : i32"
 
 
@@ -123,7 +123,7 @@ def test_the_widest_window_stays_within_int32(make_operands: Operands) -> None:
     assert attributes["band_upper"] == f"{2**30} : i32"
     unbounded = loss(None, local_window_size=(None, widest + 1), query_offset=2**29 - 1)
     ((_, attributes, _, _),) = calls(lower(unbounded, *make_operands().values()))
-    assert attributes["kernels"] == '"sm_90a/forward_bf16_d64_full"'
+    assert attributes["kernels"] == '"sm_90a/forward_bf16_d64_full_short"'
 
 
 def test_attributes_have_the_types_that_the_handlers_decode() -> None:
