@@ -84,6 +84,7 @@ PYTHON_SOURCES = [
     "jax_flash/kernels/shared/__init__.py",
     "jax_flash/kernels/shared/dense.py",
     "jax_flash/kernels/shared/division.py",
+    "jax_flash/kernels/shared/hoisting.py",
     "jax_flash/kernels/shared/masking.py",
     "jax_flash/kernels/shared/online_softmax.py",
     "jax_flash/kernels/shared/padding.py",

@@ -60,7 +60,7 @@ _NOT_RESIDENT_IF_CAUSAL = (256, 256)
 # With documents of any length nobody knows in advance which tiles take longest, and the order in
 # which the hardware starts blocks shares them out better, unless all are short: at T=16384, with 16
 # documents, forward blocks took 0.89 ms resident and 0.75 not, backward ones 2.01 and 1.65
-# (2026-11-30_nvidia-h200_visible_area_resident.csv and 2026-11-30_nvidia-h200_visible_area.csv).
+# (2026-11-30_nvidia-h200_visible_area_resident.csv, and of commit 8835512 the file without that).
 _GENERAL_RESIDENT_UP_TO = {64: 4096, 128: 1024}
 
 

@@ -146,9 +146,9 @@ BACKWARD_TILES = {
     for tile in tiles
 }
 
-# A query tile of 192 is too long for few queries. On one H200 (TFLOP/s, bf16, run 22) with it and with
-# this one, B=32, N=16: full T=128 140/176, 256 179/220, 512 326/326; causal 65/80, 98/123, 209/217;
-# B=16, N=32, T=1024 383/386, causal 281/302; but T=2048 454/407, causal 382/362.
+# A query tile of 192 is too long for few queries. On one H200 (TFLOP/s, bf16, run 27) with it and
+# with this one, B=32, N=16: full T=128 140/176, 256 179/220, 512 326/326; causal 65/80, 98/123,
+# 209/217; B=16, N=32, T=1024 383/386, causal 281/302; but T=2048 454/407, causal 382/362.
 SHORT_FORWARD_TILES = {
     (Arch.SM90A, (64, 64)): ForwardTile(
         head_dim=64,

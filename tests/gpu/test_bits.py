@@ -211,7 +211,7 @@ def test_few_queries_have_the_bits_of_many(dtype: str, options: dict[str, Any]) 
     query, key, value = (
         jnp.asarray(random.standard_normal(shape, np.float32)).astype(dtype) for _ in range(3)
     )
-    of_rows = {"query_offset": 1100} if options else {}
+    of_rows: dict[str, Any] = {"query_offset": 1100} if options else {}
     calls = (query, options), (query[:, rows], options | of_rows)
     kernels = [
         jax_flash.explain(queries, key, value, **given).forward[0].name for queries, given in calls

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -66,7 +67,7 @@ def test_records(operation: Operation, kind: str, queries: int, keys: int) -> No
                         assert not same, "a tile of one segment would be compared"
 
 
-def check_ids(tiles: np.ndarray, ids: np.ndarray) -> list[tuple[tuple[int, int], object]]:
+def check_ids(tiles: jax.Array, ids: np.ndarray) -> list[tuple[tuple[int, int], object]]:
     """Checks ids by tile; returns each tile's positions and its one id, None if any is padding."""
     size = tiles.shape[1]
     result: list[tuple[tuple[int, int], object]] = []

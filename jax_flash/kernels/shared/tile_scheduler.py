@@ -94,9 +94,7 @@ def make_schedule(
 
 
 @cute.jit
-def _share(
-    block: Int32, blocks: Int32, tiles: Int32, heads: Int32, last_first: cutlass.Constexpr
-):
+def _share(block: Int32, blocks: Int32, tiles: Int32, heads: Int32, last_first: cutlass.Constexpr):
     """Returns the number of tiles of a block, and how they are dealt out if they differ."""
     if cutlass.const_expr(not last_first):
         return divide(tiles * heads - block + blocks - 1, blocks), None

@@ -49,7 +49,6 @@ from jax_flash.spec.launch_plan import launch_plan
 from jax_flash.spec.tile import BackwardTile
 from jax_flash.spec.variant import KernelVariant, fused_backward_tile_of
 
-
 SECTION_BYTES = 32 * 2**20
 """Most of the L2 cache, for what deterministic blocks that start together read and add to."""
 

@@ -105,9 +105,7 @@ def compute(ctx: cutlass.Constexpr, consumer: Int32, thread: Int32):
             if cutlass.const_expr(own.view.band.ragged):
                 clear_query_padding(own, queries_segments, state, tile, consumer, thread)
             warpgroup.fence()
-            wgmma.issue(
-                ctx.mma_scores, scores, keys, queries[None, None, None, state.index], True
-            )
+            wgmma.issue(ctx.mma_scores, scores, keys, queries[None, None, None, state.index], True)
             warpgroup.commit_group()
             d_output_pipeline.consumer_wait(state)
             wgmma.issue(
