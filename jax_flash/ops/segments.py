@@ -119,5 +119,5 @@ def _records(ids: jax.Array, begin: jax.Array, end: jax.Array, same: jax.Array) 
     same_begin = jnp.min(jnp.where(same, other, others), axis=-1)
     is_past = ~same & (other >= same_begin[..., None])
     same_end = jnp.min(jnp.where(is_past, other, others), axis=-1)
-    padded = jnp.min(ids, axis=-1) < 0
+    padded = jnp.any(ids < 0, axis=-1)
     return jnp.stack((begin, end, same_begin, same_end, padded), axis=-1).astype(jnp.int32)

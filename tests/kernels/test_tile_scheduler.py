@@ -38,7 +38,7 @@ def shares(
     batch: int,
     blocks: int,
     *,
-    last_first: bool,
+    differ_in_length: bool,
     section: int = 8,
     resident: bool = True,
 ) -> list[list[tuple[int, int, int]]]:
@@ -46,15 +46,17 @@ def shares(
     grid.blocks = blocks
     result = []
     for grid.block in range(blocks):
-        schedule = tile_scheduler.make_schedule(tiles, heads, batch, last_first, section, resident)
+        schedule = tile_scheduler.make_schedule(
+            tiles, heads, batch, differ_in_length, section, resident
+        )
         result.append(
             [tuple(tile_scheduler.work_of_round(schedule, r)) for r in range(schedule.rounds)]
         )
     return result
 
 
-@pytest.mark.parametrize("last_first", [False, True])
-def test_each_tile_is_worked_on_once(grid: SimpleNamespace, last_first: bool) -> None:
+@pytest.mark.parametrize("differ_in_length", [False, True])
+def test_each_tile_is_worked_on_once(grid: SimpleNamespace, differ_in_length: bool) -> None:
     for tiles in range(1, 7):
         for heads, batch in ((1, 1), (3, 1), (2, 2), (5, 3)):
             expected = sorted(
@@ -64,7 +66,7 @@ def test_each_tile_is_worked_on_once(grid: SimpleNamespace, last_first: bool) ->
                 for element in range(batch)
             )
             for blocks in range(1, tiles * heads * batch + 1):
-                given = shares(grid, tiles, heads, batch, blocks, last_first=last_first)
+                given = shares(grid, tiles, heads, batch, blocks, differ_in_length=differ_in_length)
                 assert sorted(chain.from_iterable(given)) == expected, (tiles, heads, batch, blocks)
 
 
@@ -74,7 +76,14 @@ def test_tiles_of_a_head_start_in_order(grid: SimpleNamespace, section: int) -> 
     for tiles, heads, batch in ((1, 3, 1), (4, 3, 2), (7, 5, 1)):
         blocks = tiles * heads * batch
         given = shares(
-            grid, tiles, heads, batch, blocks, last_first=True, section=section, resident=False
+            grid,
+            tiles,
+            heads,
+            batch,
+            blocks,
+            differ_in_length=True,
+            section=section,
+            resident=False,
         )
         assert all(len(share) == 1 for share in given)
         started: dict[tuple[int, int], list[int]] = {}
@@ -90,7 +99,7 @@ def test_tiles_of_a_head_start_in_order(grid: SimpleNamespace, section: int) -> 
 @pytest.mark.parametrize("tiles", [4, 8, 11, 16, 22, 32, 43, 64, 86, 128])
 def test_blocks_end_together(grid: SimpleNamespace, tiles: int) -> None:
     """Lengths counted in tiles of the other side; 132 blocks as on an H200, 2048 tiles or more."""
-    given = shares(grid, tiles, -(-2048 // tiles), 1, 132, last_first=True)
+    given = shares(grid, tiles, -(-2048 // tiles), 1, 132, differ_in_length=True)
     lengths = [sum(tile + 1 for tile, _, _ in share) for share in given]
     largest = max(lengths) / (sum(lengths) / len(lengths))
     # Blocks of five tiles of few lengths cannot share them out better.

@@ -93,13 +93,17 @@ def tile_segments(records: cutlass.Constexpr, tile: Int32):
 def visited_tile(segments: cutlass.Constexpr, others: cutlass.Constexpr, tile: Int32):
     """Returns what is to know of ``tile``, a visited one of ``others``, for a tile's ``segments``.
 
-    Its record is read only where the two differ: not for most tiles of long segments.
+    Its record is read only where the two differ: not for most tiles of long segments. None in
+    kernels that do not support segments, whose ``segments`` are None.
     """
-    differs = tile < segments.same_begin or tile >= segments.same_end
-    padded = Boolean(False)
-    if differs:
-        padded = _record(others, tile)[_PADDED] != 0
-    return VisitedTile(differs, padded)
+    visited = None
+    if cutlass.const_expr(segments is not None):
+        differs = tile < segments.same_begin or tile >= segments.same_end
+        padded = Boolean(False)
+        if differs:
+            padded = _record(others, tile)[_PADDED] != 0
+        visited = VisitedTile(differs, padded)
+    return visited
 
 
 @cute.jit

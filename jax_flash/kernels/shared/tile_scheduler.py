@@ -66,7 +66,7 @@ def make_schedule(
     tiles: Int32,
     heads_of_batch: Int32,
     batch: Int32,
-    last_first: cutlass.Constexpr,
+    differ_in_length: cutlass.Constexpr,
     heads_in_section: Int32,
     resident: cutlass.Constexpr,
 ):
@@ -76,27 +76,29 @@ def make_schedule(
       tiles: of a head.
       heads_of_batch: of a batch element.
       batch: batch elements.
-      last_first: whether the last tiles of a head are to start first, because they take longer or
-        because the others wait for them.
+      differ_in_length: whether the later tiles of a head take longer.
       heads_in_section: heads whose tiles start side by side where every tile has a block of its
         own: few, so that what their tiles share stays in the L2 cache.
-      resident: whether the grid may have fewer blocks than there are tiles.
+      resident: whether the grid may have fewer blocks than there are tiles. Where not, the last
+        tiles of a head start first, whether they take longer or the others wait for them.
     """
     block, _, _ = cute.arch.block_idx()
     blocks, _, _ = cute.arch.grid_dim()
     heads = heads_of_batch * batch
     rounds, shares = Int32(1), None
     if cutlass.const_expr(resident):
-        rounds, shares = _share(block, blocks, tiles, heads, last_first)
+        rounds, shares = _share(block, blocks, tiles, heads, differ_in_length)
     return Schedule(
         block, blocks, tiles, heads_of_batch, heads, rounds, shares, heads_in_section, resident
     )
 
 
 @cute.jit
-def _share(block: Int32, blocks: Int32, tiles: Int32, heads: Int32, last_first: cutlass.Constexpr):
+def _share(
+    block: Int32, blocks: Int32, tiles: Int32, heads: Int32, differ_in_length: cutlass.Constexpr
+):
     """Returns the number of tiles of a block, and how they are dealt out if they differ."""
-    if cutlass.const_expr(not last_first):
+    if cutlass.const_expr(not differ_in_length):
         return divide(tiles * heads - block + blocks - 1, blocks), None
     rounds = Int32(1)
     shares = Shares(Int32(0), Int32(0), Int32(0))

@@ -15,7 +15,6 @@ from jax_flash.kernels.shared.segments import (
     id_at,
     joined,
     tile_segments,
-    visited_tile,
 )
 from jax_flash.kernels.shared.sequence import SequenceArrays, SequenceDefaults, band_of_batch
 from jax_flash.kernels.shared.tile_ranges import BandValues, key_tile_range, query_tile_range
@@ -53,14 +52,16 @@ class Visibility(NamedTuple):
         assert self.segments is not None
         return SegmentIds(self.segments.key_ids, batch, self.key_tiles * self.tile_kv)
 
-    def query_records(self, batch: Int32) -> TileRecords:
-        """Segments of the query tiles."""
-        assert self.segments is not None
+    def query_records(self, batch: Int32) -> TileRecords | None:
+        """Segments of the query tiles, None in kernels that do not support any."""
+        if self.segments is None:
+            return None
         return TileRecords(self.segments.query_tiles, self.query_tiles, batch)
 
-    def key_records(self, batch: Int32) -> TileRecords:
-        """Segments of the key tiles."""
-        assert self.segments is not None
+    def key_records(self, batch: Int32) -> TileRecords | None:
+        """Likewise of the key tiles."""
+        if self.segments is None:
+            return None
         return TileRecords(self.segments.key_tiles, self.key_tiles, batch)
 
 
@@ -95,34 +96,6 @@ class TileView(NamedTuple):
     """Of the tile itself."""
     begin: Int32
     end: Int32
-
-
-@cute.jit
-def visited_query_tile(
-    visibility: cutlass.Constexpr, view: cutlass.Constexpr, batch: Int32, tile: Int32
-):
-    """Returns what segments say of a query tile that the keys of ``view`` visit.
-
-    None in kernels that do not support segments.
-    """
-    visited = None
-    if cutlass.const_expr(visibility.segments is not None):
-        visited = visited_tile(view.segments, visibility.query_records(batch), tile)
-    return visited
-
-
-@cute.jit
-def visited_key_tile(
-    visibility: cutlass.Constexpr, view: cutlass.Constexpr, batch: Int32, tile: Int32
-):
-    """Returns what segments say of a key tile that the queries of ``view`` visit.
-
-    None in kernels that do not support segments.
-    """
-    visited = None
-    if cutlass.const_expr(visibility.segments is not None):
-        visited = visited_tile(view.segments, visibility.key_records(batch), tile)
-    return visited
 
 
 @cute.jit

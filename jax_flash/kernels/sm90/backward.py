@@ -325,7 +325,7 @@ class BackwardKernel:
                 key_tiles,
                 sizes.key_heads,
                 batch,
-                last_first=self.variant.band.upper or self.variant.deterministic,
+                differ_in_length=self.variant.band.upper,
                 heads_in_section=heads_in_section(tile, key_tiles, self.variant.deterministic),
                 resident=launch_plan(self.variant).resident_up_to > 0,
             ),

@@ -8,10 +8,9 @@ from cutlass.cute.nvgpu import warpgroup
 from jax_flash.kernels.shared.dense import apply_dense, exponent_limit, has_axis
 from jax_flash.kernels.shared.masking import FragmentPosition, mask_keys_in_columns
 from jax_flash.kernels.shared.online_softmax import NEGATIVE_INFINITY
-from jax_flash.kernels.shared.segments import hide_other_segments
+from jax_flash.kernels.shared.segments import hide_other_segments, visited_tile
 from jax_flash.kernels.shared.soft_cap import cap_scores
 from jax_flash.kernels.shared.tile_ranges import hides_part_of
-from jax_flash.kernels.shared.visibility import visited_key_tile
 from jax_flash.kernels.sm90 import pipelines, wgmma
 from jax_flash.kernels.sm90.warp_schedule import WARPGROUP_THREADS, NamedBarrier
 
@@ -121,7 +120,7 @@ def hide_tile(
     if hides_part_of(view.band, query_tile * tile_q, tile_q, key_tile * tile_kv, tile_kv):
         mask_keys_in_columns(scores, position, view.band)
     query_ids, key_ids = ctx.visibility.query_ids(batch), ctx.visibility.key_ids(batch)
-    if visited_key_tile(ctx.visibility, view, batch, key_tile).differs:
+    if visited_tile(view.segments, ctx.visibility.key_records(batch), key_tile).differs:
         hide_other_segments(scores, position, query_ids, key_ids)
 
 

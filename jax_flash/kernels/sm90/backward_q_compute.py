@@ -10,10 +10,9 @@ from jax_flash.kernels.shared.dense import apply_dense, exponent_limit
 from jax_flash.kernels.shared.hoisting import here
 from jax_flash.kernels.shared.masking import FragmentPosition, mask_keys_in_columns
 from jax_flash.kernels.shared.padding import TileRows, clear_padding, holds_padding
-from jax_flash.kernels.shared.segments import hide_other_segments
+from jax_flash.kernels.shared.segments import hide_other_segments, visited_tile
 from jax_flash.kernels.shared.soft_cap import cap_scores, slope_at
 from jax_flash.kernels.shared.tile_ranges import hides_part_of
-from jax_flash.kernels.shared.visibility import visited_key_tile
 from jax_flash.kernels.sm90 import pipelines, wgmma
 from jax_flash.kernels.sm90.warp_schedule import WARPGROUP_THREADS, NamedBarrier
 
@@ -196,7 +195,7 @@ def ready_keys(
     """
     visibility, value_pipeline = ctx.visibility, ctx.value_pipeline
     threads = ctx.num_consumers * WARPGROUP_THREADS
-    segments = visited_key_tile(visibility, ctx.view, ctx.batch, tile)
+    segments = visited_tile(ctx.view.segments, visibility.key_records(ctx.batch), tile)
     if cutlass.const_expr(segments is not None):
         rows = TileRows(
             first=tile * ctx.tile.tile_kv,

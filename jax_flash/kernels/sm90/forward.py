@@ -227,7 +227,7 @@ class ForwardKernel:
                 (sizes.query_length + tile.tile_q - 1) // tile.tile_q,
                 sizes.query_heads,
                 batch,
-                last_first=self.variant.band.upper,
+                differ_in_length=self.variant.band.upper,
                 heads_in_section=Int32(HEADS_IN_SECTION),
                 resident=launch_plan(self.variant).resident_up_to > 0,
             ),

@@ -16,12 +16,12 @@ from jax_flash.kernels.shared.online_softmax import (
     weigh,
 )
 from jax_flash.kernels.shared.padding import clear_padded_rows, clear_rows
-from jax_flash.kernels.shared.segments import hide_other_segments
+from jax_flash.kernels.shared.segments import hide_other_segments, visited_tile
 from jax_flash.kernels.shared.sequence import SequenceDefaults, value_or
 from jax_flash.kernels.shared.soft_cap import cap_scores
 from jax_flash.kernels.shared.tile_ranges import BandValues, hides_part_of, key_tile_range
 from jax_flash.kernels.shared.tile_scheduler import work_of_round
-from jax_flash.kernels.shared.visibility import is_padding, visited_key_tile
+from jax_flash.kernels.shared.visibility import is_padding
 from jax_flash.kernels.sm90 import pipelines, wgmma
 from jax_flash.kernels.sm90.warp_schedule import WARPGROUP_THREADS, NamedBarrier
 
@@ -239,7 +239,7 @@ def mask_segments(
     column: Int32,
 ):
     """Hides other segments' keys from a tile of scores; returns what segments say of the tile."""
-    keys = visited_key_tile(ctx.visibility, view, work.batch, tile)
+    keys = visited_tile(view.segments, ctx.visibility.key_records(work.batch), tile)
     if cutlass.const_expr(keys is not None):
         position = FragmentPosition(
             first_row, tile * ctx.tile_kv + column, wgmma.row_offset, wgmma.column_offset

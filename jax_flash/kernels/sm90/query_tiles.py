@@ -14,8 +14,7 @@ from cutlass import Int32
 from jax_flash.kernels.shared.dense import apply_dense
 from jax_flash.kernels.shared.masking import FragmentPosition, mask_keys_in_rows
 from jax_flash.kernels.shared.padding import clear_padded_rows, clear_rows
-from jax_flash.kernels.shared.segments import hide_other_segments
-from jax_flash.kernels.shared.visibility import visited_query_tile
+from jax_flash.kernels.shared.segments import hide_other_segments, visited_tile
 from jax_flash.kernels.sm90 import wgmma
 from jax_flash.kernels.sm90.warp_schedule import WARPGROUP_THREADS, NamedBarrier
 
@@ -64,7 +63,7 @@ def add_dense(
 @cute.jit
 def segments_of_queries(ctx: cutlass.Constexpr, tile: Int32):
     """Returns what segments say of a query tile, None in kernels that do not support any."""
-    return visited_query_tile(ctx.visibility, ctx.view, ctx.batch, tile)
+    return visited_tile(ctx.view.segments, ctx.visibility.query_records(ctx.batch), tile)
 
 
 @cute.jit
