@@ -76,7 +76,7 @@ def kernel_band(band: Band) -> Band:
 
 
 def with_both_bounds(band: Band) -> Band:
-    """Returns an equal band that has both bounds, as general kernels take it."""
+    """Returns an equal band that has both bounds, as ragged and general kernels take it."""
     return Band(
         lower=-UNBOUNDED if band.lower is None else band.lower,
         upper=UNBOUNDED if band.upper is None else band.upper,

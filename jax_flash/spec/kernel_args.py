@@ -119,7 +119,7 @@ def _optional(feature: Feature) -> PointerArgument:
 
 _SEQUENCES = tuple(_optional(feature) for feature in SEQUENCE_FEATURES)
 
-# Null, or 0, but in calls that only general kernels run.
+# Null, or 0, but in calls that ragged or general kernels run.
 _GENERAL = (
     *(
         PointerArgument(operand=operand.name, dtype="s32", optional=True)

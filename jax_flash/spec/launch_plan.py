@@ -24,7 +24,7 @@ from jax_flash.spec.buffers import (
     VALUE_AXES,
     Buffer,
 )
-from jax_flash.spec.problem import GENERAL_FEATURES, Feature
+from jax_flash.spec.problem import Feature, Support, support_of
 from jax_flash.spec.tile import SplitBackwardTile
 from jax_flash.spec.tile_table import (
     SHORT_FORWARD_TILES,
@@ -61,7 +61,7 @@ _NOT_RESIDENT_IF_CAUSAL = (256, 256)
 # which the hardware starts blocks shares them out better, unless all are short: at T=16384, with 16
 # documents, forward blocks took 0.89 ms resident and 0.75 not, backward ones 2.01 and 1.65
 # (2026-11-30_nvidia-h200_visible_area_resident.csv, and of commit 8835512 the file without that).
-_GENERAL_RESIDENT_UP_TO = {64: 4096, 128: 1024}
+_RAGGED_RESIDENT_UP_TO = {64: 4096, 128: 1024}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,8 +103,8 @@ def launch_plan(variant: KernelVariant) -> LaunchPlan:
         tiles = GridFactor(value="query_length", divisor=forward.tile_q)
         threads, shared_memory_bytes = forward.threads, forward.shared_memory_bytes
         resident_up_to = _ANY_LENGTH
-        if variant.general:
-            resident_up_to = _GENERAL_RESIDENT_UP_TO.get(forward.head_dim, 0)
+        if variant.support is not Support.BAND:
+            resident_up_to = _RAGGED_RESIDENT_UP_TO.get(forward.head_dim, 0)
         elif variant.band.upper and variant.head_dims == _NOT_RESIDENT_IF_CAUSAL:
             resident_up_to = 0
     elif variant.role is KernelRole.BACKWARD:
@@ -113,7 +113,7 @@ def launch_plan(variant: KernelVariant) -> LaunchPlan:
         heads = GridFactor(value="key_heads")
         threads, shared_memory_bytes = backward.threads, backward.shared_memory_bytes
         # Deterministic blocks wait for each other, which only those may that start in order.
-        if not variant.deterministic and not variant.general:
+        if not variant.deterministic and variant.support is Support.BAND:
             resident_up_to = _ANY_LENGTH
     elif variant.role is KernelRole.BACKWARD_BIAS:
         return _backward_bias_plan(variant)
@@ -196,16 +196,16 @@ def forward_operation(
 
     ``short`` says that the call has few queries (``tile_table.is_short``).
     """
-    general = bool(features & GENERAL_FEATURES)
-    short = short and not general and (arch, head_dims) in SHORT_FORWARD_TILES
-    tile = forward_tile(arch, head_dims, general=general, short=short)
+    support = support_of(features)
+    short = short and support is Support.BAND and (arch, head_dims) in SHORT_FORWARD_TILES
+    tile = forward_tile(arch, head_dims, support=support, short=short)
     kernel = KernelVariant(
         role=KernelRole.FORWARD,
         arch=arch,
         dtype=dtype,
         head_dims=head_dims,
         band=band,
-        general=general,
+        support=support,
         short=short,
     )
     return Operation(
@@ -237,22 +237,26 @@ def backward_operation(
     that of dQ, both of which are deterministic in any case. Sinks are no operand: the log-sum-exp
     accounts for them, and their own gradient is a sum over the row statistics.
     """
-    general = bool(features & GENERAL_FEATURES)
-    tile = backward_tile(arch, head_dims, general=general)
+    plain_tile = backward_tile(arch, head_dims)
+    support = support_of(features)
+    if support is Support.RAGGED and isinstance(plain_tile, SplitBackwardTile):
+        support = Support.GENERAL  # Wide heads have no ragged kernels of gradients.
+    tile = backward_tile(arch, head_dims, support=support)
     base = KernelVariant(
         role=KernelRole.ROW_STATISTICS,
         arch=arch,
         dtype=dtype,
         head_dims=head_dims,
-        general=tile != backward_tile(arch, head_dims),
+        # Ragged and general kernels share a tile, and with it this kernel and finish dQ.
+        support=Support.BAND if tile == plain_tile else Support.GENERAL,
     )
     workspaces = [*ROW_STATISTICS]
     if isinstance(tile, SplitBackwardTile):
         roles = (KernelRole.BACKWARD_KV, KernelRole.BACKWARD_Q)
-        gradients = [replace(base, role=role, band=band, general=general) for role in roles]
+        gradients = [replace(base, role=role, band=band, support=support) for role in roles]
     else:
         main = replace(
-            base, role=KernelRole.BACKWARD, band=band, deterministic=deterministic, general=general
+            base, role=KernelRole.BACKWARD, band=band, deterministic=deterministic, support=support
         )
         gradients = [main, replace(base, role=KernelRole.FINISH_DQ)]
         workspaces += [
@@ -298,7 +302,7 @@ def backward_bias_operation(
         dtype=dtype,
         head_dims=head_dims,
         band=BOTH_BOUNDS,
-        general=True,
+        support=Support.GENERAL,
     )
     tile = backward_bias_tile_of(kernel)
     return Operation(

@@ -19,17 +19,33 @@ class Feature(Enum):
     MASK = "a dense mask"
 
 
-GENERAL_FEATURES = frozenset(
-    {
-        Feature.QUERY_LENGTHS,
-        Feature.KEY_LENGTHS,
-        Feature.SEGMENT_IDS,
-        Feature.SOFT_CAP,
-        Feature.BIAS,
-        Feature.MASK,
-    }
-)
-"""Features that need a general kernel (``variant.KernelVariant.general``)."""
+class Support(Enum):
+    """Which features a kernel supports beyond a band, offsets and sinks.
+
+    Each costs registers and time also where a call lacks it. The value is a word of the kernel's
+    name; those of a band alone have the name of the band there.
+    """
+
+    BAND = "band"
+    """None."""
+    RAGGED = "ragged"
+    """Lengths and segments."""
+    GENERAL = "general"
+    """These, and what changes scores: a soft cap, dense biases and masks."""
+
+
+RAGGED_FEATURES = frozenset({Feature.QUERY_LENGTHS, Feature.KEY_LENGTHS, Feature.SEGMENT_IDS})
+"""Features that ragged kernels support."""
+
+GENERAL_FEATURES = RAGGED_FEATURES | {Feature.SOFT_CAP, Feature.BIAS, Feature.MASK}
+"""Features that general kernels support; those of a band alone have none of them."""
+
+
+def support_of(features: frozenset[Feature]) -> Support:
+    """Returns the least support that a call with ``features`` needs."""
+    if features & (GENERAL_FEATURES - RAGGED_FEATURES):
+        return Support.GENERAL
+    return Support.RAGGED if features & RAGGED_FEATURES else Support.BAND
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,7 @@ from jax_flash.spec.launch_plan import (
     backward_operation,
     forward_operation,
 )
-from jax_flash.spec.problem import GENERAL_FEATURES, AttentionProblem, Feature
+from jax_flash.spec.problem import GENERAL_FEATURES, RAGGED_FEATURES, AttentionProblem, Feature
 from jax_flash.spec.tile_table import (
     BACKWARD_BIAS_TILES,
     BACKWARD_TILES,
@@ -24,12 +24,13 @@ KERNEL_DTYPES = {"bfloat16": DType.BF16, "float16": DType.F16}
 
 _HEAD_DIM_STEP = 8
 
-# The masks that ``band_mask.kernel_band`` maps every band to, and what general kernels add.
+# The masks that ``band_mask.kernel_band`` maps every band to, and what other kernels add.
 _NONE: frozenset[Feature] = frozenset()
 _MASKS = (
     (FULL, _NONE),
     (BandMask(upper=True), _NONE),
     (BOTH_BOUNDS, _NONE),
+    (BOTH_BOUNDS, RAGGED_FEATURES),
     (BOTH_BOUNDS, GENERAL_FEATURES),
 )
 

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from jax_flash.spec.arch import Arch
+from jax_flash.spec.problem import Support
 from jax_flash.spec.tile import (
     AnyBackwardTile,
     BackwardBiasTile,
@@ -162,19 +163,23 @@ SHORT_FORWARD_TILES = {
 """Tiles of forward kernels for calls of few queries (:func:`is_short`), where there is another one
 than in :data:`FORWARD_TILES`. They give the same bits."""
 
-GENERAL_FORWARD_TILES = {
-    # With segments and a soft cap, three warpgroups of 160 registers have too few of them at D=64.
-    **SHORT_FORWARD_TILES,
+
+def _with_one_set_of_weights(*head_dims: HeadDims) -> dict[tuple[Arch, HeadDims], ForwardTile]:
+    keys = [(Arch.SM90A, dims) for dims in head_dims]
+    return {key: replace(FORWARD_TILES[key], weight_buffers=1) for key in keys}
+
+
+FORWARD_TILES_WITH_SUPPORT = {
+    # With segments, three warpgroups of 160 registers have too few of them at D=64. At D=192, with
+    # a second set of weights too, the compiler has too few and serialises the matmuls.
+    Support.RAGGED: SHORT_FORWARD_TILES | _with_one_set_of_weights((192, 128)),
     # Reading a bias takes the registers that a second set of weights would.
-    **{
-        (Arch.SM90A, dims): replace(FORWARD_TILES[Arch.SM90A, dims], weight_buffers=1)
-        for dims in ((128, 128), (192, 128))
-    },
+    Support.GENERAL: SHORT_FORWARD_TILES | _with_one_set_of_weights((128, 128), (192, 128)),
 }
-"""Tiles of general forward kernels that differ from :data:`FORWARD_TILES`."""
+"""Tiles of forward kernels of more support, where they differ from :data:`FORWARD_TILES`."""
 
 # Likewise 128 queries a tile need more registers than there are at D=64.
-GENERAL_BACKWARD_TILES = {
+BACKWARD_TILES_WITH_SUPPORT = {
     (Arch.SM90A, (64, 64)): BackwardTile(
         head_dim=64,
         tile_q=64,
@@ -184,7 +189,7 @@ GENERAL_BACKWARD_TILES = {
         overlap_d_key=True,
     ),
 }
-"""Tiles of general backward kernels that differ from :data:`BACKWARD_TILES`."""
+"""Tiles of backward kernels of more support that differ from :data:`BACKWARD_TILES`."""
 
 
 def is_short(query_length: int, key_length: int) -> bool:
@@ -193,19 +198,23 @@ def is_short(query_length: int, key_length: int) -> bool:
 
 
 def forward_tile(
-    arch: Arch, head_dims: HeadDims, *, general: bool = False, short: bool = False
+    arch: Arch, head_dims: HeadDims, *, support: Support = Support.BAND, short: bool = False
 ) -> ForwardTile:
     """Returns the tile of a forward kernel."""
     plain = FORWARD_TILES[arch, head_dims]
-    if general:
-        return GENERAL_FORWARD_TILES.get((arch, head_dims), plain)
+    if support is not Support.BAND:
+        return FORWARD_TILES_WITH_SUPPORT[support].get((arch, head_dims), plain)
     return SHORT_FORWARD_TILES.get((arch, head_dims), plain) if short else plain
 
 
-def backward_tile(arch: Arch, head_dims: HeadDims, *, general: bool = False) -> AnyBackwardTile:
+def backward_tile(
+    arch: Arch, head_dims: HeadDims, *, support: Support = Support.BAND
+) -> AnyBackwardTile:
     """Returns the tile of the kernels of the backward operation."""
     plain = BACKWARD_TILES[arch, head_dims]
-    return GENERAL_BACKWARD_TILES.get((arch, head_dims), plain) if general else plain
+    if support is Support.BAND:
+        return plain
+    return BACKWARD_TILES_WITH_SUPPORT.get((arch, head_dims), plain)
 
 
 def smallest_tile_dims(

@@ -5,6 +5,7 @@ from enum import Enum
 
 from jax_flash.spec.arch import Arch
 from jax_flash.spec.band_mask import BOTH_BOUNDS, FULL, BandMask
+from jax_flash.spec.problem import Support
 from jax_flash.spec.tile import (
     AnyBackwardTile,
     BackwardBiasTile,
@@ -45,6 +46,9 @@ class KernelRole(Enum):
         return self not in (KernelRole.ROW_STATISTICS, KernelRole.FINISH_DQ)
 
 
+_RAGGED_ROLES = (KernelRole.FORWARD, KernelRole.BACKWARD)
+
+
 class DType(Enum):
     """Element types of queries, keys and values that kernels support."""
 
@@ -67,9 +71,9 @@ class KernelVariant:
     """D and Dv of the tile; the operands' may be smaller."""
     band: BandMask = FULL
     deterministic: bool = False
-    general: bool = False
-    """Whether lengths, segments and a soft cap are supported, at some cost; the band then has both
-    bounds. Absent features are null pointers and zeros."""
+    support: Support = Support.BAND
+    """Which features there are beyond a band; with any, the band has both bounds, and absent ones
+    are null pointers and zeros. Kernels that serve all masks name the support of their tile."""
     short: bool = False
     """Whether a forward kernel is for few queries, with a tile of its own."""
 
@@ -80,17 +84,21 @@ class KernelVariant:
             raise ValueError(f"{self.role.value} kernels depend on neither band nor determinism")
         if (
             serves_all
-            and self.general
+            and self.support is not Support.BAND
             and backward_tile_of(self) == backward_tile(self.arch, self.head_dims)
         ):
             raise ValueError(f"this {self.role.value} kernel has the same tile when not general")
-        if self.general and not serves_all and self.band != BOTH_BOUNDS:
-            raise ValueError(f"a general kernel has both bounds, not the band {self.band.name}")
-        if self.role is KernelRole.BACKWARD_BIAS and not self.general:
+        if self.support is Support.RAGGED and self.role not in _RAGGED_ROLES:
+            raise ValueError(f"there is no ragged {self.role.value} kernel; a general one serves")
+        if self.support is not Support.BAND and not serves_all and self.band != BOTH_BOUNDS:
+            raise ValueError(
+                f"a {self.support.value} kernel has both bounds, not the band {self.band.name}"
+            )
+        if self.role is KernelRole.BACKWARD_BIAS and self.support is not Support.GENERAL:
             raise ValueError("kernels of a bias's gradient are general")
         if self.short and (
             self.role is not KernelRole.FORWARD
-            or self.general
+            or self.support is not Support.BAND
             or (self.arch, self.head_dims) not in SHORT_FORWARD_TILES
         ):
             raise ValueError(f"no {self.role.value} kernel of {self.head_dims} for few queries")
@@ -103,8 +111,8 @@ class KernelVariant:
     def name(self) -> str:
         """Stable name, ``<arch>/<role>_<dtype>_d<D>[v<Dv>][_<mask>][_deterministic][_short]``."""
         words = [self.role.value, self.dtype.value, _dims_name(*self.head_dims)]
-        if self.general:
-            words.append("general")
+        if self.support is not Support.BAND:
+            words.append(self.support.value)
         elif self.role.depends_on_band:
             words.append(self.band.name)
         if self.deterministic:
@@ -121,13 +129,13 @@ def _dims_name(head_dim: int, value_head_dim: int) -> str:
 def forward_tile_of(variant: KernelVariant) -> ForwardTile:
     """Returns the tile of a forward kernel."""
     return forward_tile(
-        variant.arch, variant.head_dims, general=variant.general, short=variant.short
+        variant.arch, variant.head_dims, support=variant.support, short=variant.short
     )
 
 
 def backward_tile_of(variant: KernelVariant) -> AnyBackwardTile:
     """Returns the tile of a kernel of the backward operation."""
-    return backward_tile(variant.arch, variant.head_dims, general=variant.general)
+    return backward_tile(variant.arch, variant.head_dims, support=variant.support)
 
 
 def backward_bias_tile_of(variant: KernelVariant) -> BackwardBiasTile:

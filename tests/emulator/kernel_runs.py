@@ -41,6 +41,8 @@ class Problem:
     query_lengths: tuple[int, ...] | None = None
     """For each batch element; what lies past them is NaN."""
     key_lengths: tuple[int, ...] | None = None
+    soft_cap: float | None = None
+    """Bound of the logits; with it the kernels are general ones."""
     sinks: bool = False
     deterministic: bool = False
     short: bool = False
@@ -59,6 +61,7 @@ class Problem:
             Feature.QUERY_OFFSET_ARRAY: self.query_offset is not None,
             Feature.QUERY_LENGTHS: self.query_lengths is not None,
             Feature.KEY_LENGTHS: self.key_lengths is not None,
+            Feature.SOFT_CAP: self.soft_cap is not None,
             Feature.SINKS: self.sinks,
         }
         return frozenset(feature for feature, is_given in given.items() if is_given)
@@ -163,6 +166,7 @@ def run_with_statistics(
         operation,
         arrays,
         scale=problem.scale,
+        soft_cap=problem.soft_cap or 0.0,
         band=problem.band,
         directory=directory,
         options=options,
@@ -191,6 +195,10 @@ def exact(problem: Problem, seed: int = 0) -> Arrays:
         np.repeat(inputs[name], group, axis=2).transpose(0, 2, 1, 3) for name in ("key", "value")
     )
     scores = query @ key.swapaxes(-1, -2) * problem.scale
+    slope = 1.0
+    if problem.soft_cap is not None:
+        bent = np.tanh(scores / problem.soft_cap)
+        scores, slope = problem.soft_cap * bent, 1 - bent**2
     scores = np.where(problem.visible(), scores, -np.inf)
     sinks = np.full((*scores.shape[:-1], 1), -np.inf)
     if problem.sinks:
@@ -205,7 +213,7 @@ def exact(problem: Problem, seed: int = 0) -> Arrays:
     output = weights @ value
     d_weights = d_output @ value.swapaxes(-1, -2)
     delta = (d_output * output).sum(-1) - inputs["d_lse"].transpose(0, 2, 1)
-    d_scores = weights * (d_weights - delta[..., None])
+    d_scores = weights * (d_weights - delta[..., None]) * slope
 
     def of_group(gradient: np.ndarray) -> np.ndarray:
         batch, _, length, columns = gradient.shape

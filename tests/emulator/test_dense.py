@@ -149,8 +149,18 @@ def test_a_row_of_very_low_biases_is_finite(low: float, kernel_directory: object
     assert np.abs(difference).max() < 1e-2
 
 
-def test_a_bias_of_zeros_and_a_mask_of_true_change_no_bit(kernel_directory: object) -> None:
-    case = replace(SMALL, features=frozenset({"key_lengths"}), batch=2)
+@pytest.mark.parametrize(("head_dim", "value_dim"), [(64, 64), (128, 128), (192, 128), (256, 256)])
+def test_a_bias_of_zeros_and_a_mask_of_true_change_no_bit(
+    head_dim: int, value_dim: int, kernel_directory: object
+) -> None:
+    """So ragged kernels give the bits of general ones."""
+    case = replace(
+        SMALL,
+        features=frozenset({"key_lengths"}),
+        batch=2,
+        head_dim=head_dim,
+        value_dim=value_dim,
+    )
     plain = make_inputs(case)
     dense = inputs_with(case, np.zeros((2, 2, 70, 90), np.float32), np.ones((2, 1, 70, 90), bool))
     attention = public_attention(implementation="emulate", deterministic_bwd=True)

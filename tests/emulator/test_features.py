@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from jax_flash.reference.chunked import chunked_attention
+from jax_flash.spec.problem import Support
 from jax_flash.testing import (
     CASES,
     Case,
@@ -37,6 +38,14 @@ def small(case: Case, **changes: object) -> Case:
     return replace(case, batch=2, heads=group, key_heads=1, **changes)
 
 
+def everything(support: Support, **changes: object) -> Case:
+    """Returns a case of all features that kernels support, small."""
+    case = BY_NAME["everything"]
+    if support is Support.RAGGED:
+        case = replace(case, soft_cap=None, features=case.features - {"bias", "mask"})
+    return small(case, **changes)
+
+
 def compare(case: Case, *, deterministic_bwd: bool, seed: int = 0) -> None:
     """Compares a case whose padding holds NaN."""
     inputs = poison_padding(make_inputs(case, seed=seed))
@@ -59,13 +68,18 @@ def test_feature(name: str, kernel_directory: object) -> None:
     compare(small(BY_NAME[name]), deterministic_bwd=deterministic_bwd)
 
 
+@pytest.mark.parametrize("support", [Support.RAGGED, Support.GENERAL], ids=lambda s: s.value)
 @pytest.mark.parametrize("deterministic_bwd", [False, True])
-@pytest.mark.parametrize(("head_dim", "value_dim"), [(128, 128), (72, 40), (16, 104)])
+@pytest.mark.parametrize(("head_dim", "value_dim"), [(48, 64), (128, 128), (72, 40), (16, 104)])
 def test_everything_with_other_head_dimensions(
-    head_dim: int, value_dim: int, deterministic_bwd: bool, kernel_directory: object
+    head_dim: int,
+    value_dim: int,
+    deterministic_bwd: bool,
+    support: Support,
+    kernel_directory: object,
 ) -> None:
-    case = small(
-        BY_NAME["everything"],
+    case = everything(
+        support,
         head_dim=head_dim,
         value_dim=value_dim,
         keys=300,
@@ -74,14 +88,15 @@ def test_everything_with_other_head_dimensions(
     compare(case, deterministic_bwd=deterministic_bwd)
 
 
+@pytest.mark.parametrize("support", [Support.RAGGED, Support.GENERAL], ids=lambda s: s.value)
 @pytest.mark.parametrize(
     ("head_dim", "value_dim"), [(192, 128), (256, 256), (136, 200), (104, 192)]
 )
 def test_everything_with_large_head_dimensions(
-    head_dim: int, value_dim: int, kernel_directory: object
+    head_dim: int, value_dim: int, support: Support, kernel_directory: object
 ) -> None:
-    case = small(
-        BY_NAME["everything"],
+    case = everything(
+        support,
         head_dim=head_dim,
         value_dim=value_dim,
         keys=230,
@@ -90,8 +105,14 @@ def test_everything_with_large_head_dimensions(
     compare(case, deterministic_bwd=head_dim == 256)
 
 
-@pytest.mark.parametrize(("head_dim", "value_dim"), [(64, 64), (192, 128)])
-def test_segments_in_any_order(head_dim: int, value_dim: int, kernel_directory: object) -> None:
+# Ragged kernels, and with a soft cap general ones; gradients above D = 128 are general in any case.
+@pytest.mark.parametrize(
+    ("head_dim", "value_dim", "soft_cap"),
+    [(64, 64, None), (64, 64, 4.0), (128, 128, None), (192, 128, None)],
+)
+def test_segments_in_any_order(
+    head_dim: int, value_dim: int, soft_cap: float | None, kernel_directory: object
+) -> None:
     """Ids that are not sorted, so that a tile's range holds tiles of other segments alone."""
     case = small(
         BY_NAME["feature-segment-ids"],
@@ -99,6 +120,7 @@ def test_segments_in_any_order(head_dim: int, value_dim: int, kernel_directory: 
         keys=420,
         head_dim=head_dim,
         value_dim=value_dim,
+        soft_cap=soft_cap,
     )
     inputs = make_inputs(case)
     random = np.random.default_rng(0)

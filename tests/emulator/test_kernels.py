@@ -29,7 +29,8 @@ SCHEDULES = {
     "consumer starved": Schedule(order="starve", landing="random", starved=9, seed=2),
 }
 
-# Between them: every kernel source path (each dtype, head dimension, mask, both backward modes),
+# Between them: every kernel source path (each dtype, head dimension, mask, both backward modes;
+# lengths in ragged kernels and, with a soft cap, in general ones),
 # ragged tails of both axes, grouped heads, several batch elements, rows and blocks without keys.
 PROBLEMS = {
     "full": Problem(query_length=128, key_length=128),
@@ -73,7 +74,8 @@ PROBLEMS = {
         key_lengths=(260, 77, 0),
         deterministic=True,
     ),
-    "window, offsets, lengths of keys": Problem(
+    "window, offsets, lengths of keys, f16": Problem(
+        dtype=DType.F16,
         query_length=200,
         key_length=330,
         batch=2,
@@ -93,6 +95,36 @@ PROBLEMS = {
     ),
     "sinks, lengths, D=128": Problem(
         query_length=70, key_length=150, head_dim=128, sinks=True, key_lengths=(101,)
+    ),
+    "lengths, soft cap, grouped": Problem(
+        query_length=140,
+        key_length=300,
+        batch=2,
+        query_heads=2,
+        query_lengths=(140, 33),
+        key_lengths=(130, 300),
+        soft_cap=2.0,
+    ),
+    "lengths, causal, offsets, soft cap, D=128, deterministic": Problem(
+        query_length=100,
+        key_length=260,
+        head_dim=128,
+        batch=3,
+        upper=0,
+        query_offset=(160, 10, -50),
+        query_lengths=(100, 70, 100),
+        key_lengths=(260, 77, 0),
+        soft_cap=2.0,
+        deterministic=True,
+    ),
+    "sinks, lengths, soft cap, f16, D=128": Problem(
+        dtype=DType.F16,
+        query_length=70,
+        key_length=150,
+        head_dim=128,
+        sinks=True,
+        key_lengths=(101,),
+        soft_cap=2.0,
     ),
     "narrow heads, deterministic": Problem(
         query_length=140, key_length=200, head_dim=40, value_head_dim=56, deterministic=True

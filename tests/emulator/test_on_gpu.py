@@ -78,6 +78,8 @@ FEATURE_PROBLEMS = (
         deterministic=True,
     ),
 )
+# The same on general kernels.
+FEATURE_PROBLEMS += tuple(replace(problem, soft_cap=2.0) for problem in FEATURE_PROBLEMS)
 WIDE_PROBLEMS = (
     Problem(query_length=200, key_length=216, head_dim=192, value_head_dim=128, upper=16),
     Problem(query_length=200, key_length=216, head_dim=256, query_heads=2, **MASKS["window"]),
@@ -115,6 +117,7 @@ def run_on_gpu(problem: Problem, operation: Operation, arrays: Arrays) -> Arrays
         forward=problem.forward(),
         backward=problem.backward(),
         scale=problem.scale,
+        soft_cap=problem.soft_cap or 0.0,
         band=problem.band,
     )
     operands = {name: jnp.asarray(arrays[name]) for name in operation.operand_names}

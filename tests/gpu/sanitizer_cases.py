@@ -29,16 +29,20 @@ from jax_flash.spec.support import variants_to_build
 
 LENGTHS = (200, 137)  # queries and keys: two tiles of each, the last one partly filled
 
+RAGGED: dict[str, Any] = {
+    "query_seq_lengths": np.array([150, 200]),
+    "key_value_seq_lengths": np.array([100, 137]),
+    "query_segment_ids": np.repeat([[0, 1, 2, -1], [3, 1, 1, 0]], 50, axis=1),
+    "key_value_segment_ids": np.repeat([[0, 1, -1], [2, 1, 1]], 46, axis=1)[:, :137],
+}
 MASKS: dict[str, dict[str, Any]] = {
     "full": {},
     "causal": {"is_causal": True},
     "window": {"local_window_size": (70, 20)},
-    "general": {
+    "ragged": RAGGED,
+    "general": RAGGED
+    | {
         "logits_soft_cap": 5.0,
-        "query_seq_lengths": np.array([150, 200]),
-        "key_value_seq_lengths": np.array([100, 137]),
-        "query_segment_ids": np.repeat([[0, 1, 2, -1], [3, 1, 1, 0]], 50, axis=1),
-        "key_value_segment_ids": np.repeat([[0, 1, -1], [2, 1, 1]], 46, axis=1)[:, :137],
         "bias": np.random.default_rng(1).standard_normal((4, *LENGTHS), np.float32),
         "mask": np.random.default_rng(2).random((2, 1, *LENGTHS)) < 0.9,
     },
@@ -67,7 +71,8 @@ def main() -> int:
     ):
         words = (dtype, f"d{head_dim}", mask, *(("long",) if lengths == LONG else ()))
         name = "_".join(words + (("deterministic",) if deterministic else ()))
-        if wanted not in name or (lengths == LONG and (head_dim > 64 or mask == "general")):
+        has_short_kernel = head_dim <= 64 and mask not in ("ragged", "general")
+        if wanted not in name or (lengths == LONG and not has_short_kernel):
             continue
         options = mask_options | {
             "deterministic_bwd": deterministic,

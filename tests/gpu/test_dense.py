@@ -13,6 +13,7 @@ import jax_flash
 from jax_flash.reference.chunked import chunked_attention
 from jax_flash.testing import (
     Case,
+    assert_bitwise_equal,
     assert_close_to_oracle,
     float64_oracle,
     make_inputs,
@@ -62,6 +63,26 @@ def test_shapes(bias: tuple[int, ...], mask: tuple[int, ...], head_dim: int, dty
         oracle=float64_oracle(inputs, compiler_options=COMPILER_OPTIONS),
         ideal=results_and_gradients(chunked_attention, inputs, compiler_options=COMPILER_OPTIONS),
     )
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize(("head_dim", "value_dim"), [(64, 64), (128, 128), (192, 128), (256, 256)])
+def test_a_bias_of_zeros_and_a_mask_of_true_change_no_bit(
+    head_dim: int, value_dim: int, dtype: str
+) -> None:
+    """So ragged kernels give the bits of general ones."""
+    features = frozenset({"key_lengths", "segment_ids"})
+    case = replace(CASE, head_dim=head_dim, value_dim=value_dim, dtype=dtype, features=features)
+    inputs = make_inputs(case)
+    semantics = replace(
+        inputs.semantics,
+        bias=jnp.zeros((N, T, S), jnp.float32),
+        mask=jnp.ones((B, 1, T, S), bool),
+    )
+    attention = public_attention(implementation="cuda", deterministic_bwd=True)
+    without = results_and_gradients(attention, inputs)
+    results = results_and_gradients(attention, replace(inputs, semantics=semantics))
+    assert_bitwise_equal({name: results[name] for name in without}, without)
 
 
 def test_more_elements_than_32_bits_count() -> None:

@@ -27,19 +27,23 @@ UNSUPPORTED = {
 # Arguments, and the mask in the name of the kernel that runs them.
 SUPPORTED = {
     "offset array": ({"query_offset": np.array([1, 2], np.int32), "is_causal": True}, "causal"),
-    "query lengths": ({"query_seq_lengths": np.array([3, 4])}, "general"),
-    "key lengths": ({"key_value_seq_lengths": np.array([3, 4])}, "general"),
+    "query lengths": ({"query_seq_lengths": np.array([3, 4])}, "ragged"),
+    "key lengths": ({"key_value_seq_lengths": np.array([3, 4])}, "ragged"),
     "sinks": ({"sinks": np.zeros(4, np.float32)}, "full"),
     "segment ids": (
         {
             "query_segment_ids": np.zeros((2, T), np.int32),
             "key_value_segment_ids": np.zeros((2, S), np.int32),
         },
-        "general",
+        "ragged",
     ),
     "soft cap": ({"logits_soft_cap": 30.0, "is_causal": True}, "general"),
     "bias": ({"bias": np.zeros((T, S), np.float32)}, "general"),
     "mask": ({"mask": np.ones((4, 1, S), bool)}, "general"),
+    "lengths and a soft cap": (
+        {"key_value_seq_lengths": np.array([3, 4]), "logits_soft_cap": 30.0},
+        "general",
+    ),
 }
 
 
@@ -51,6 +55,7 @@ def test_features_choose_their_kernel(case: str, make_operands: Operands) -> Non
     assert chosen.on_cuda == "cuda"
     (kernel,) = chosen.forward
     assert kernel.name.removesuffix("_short").endswith(f"_{word}")
+    assert any(kernel.name == f"sm_90a/backward_bf16_d64_{word}" for kernel in chosen.backward)
 
 
 @pytest.mark.usefixtures("all_kernels")

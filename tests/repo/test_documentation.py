@@ -110,8 +110,8 @@ def test_the_readme_says_what_kernels_exist():
         assert arch.value in rows["hardware"]
     assert set(Feature) == set(OPTIONAL_OPERANDS) | GENERAL_FEATURES
     assert rows["masks"].endswith("dense masks and biases")
-    # Every mask in every size: four kinds of kernel for each tile and dtype.
+    # Every mask in every size: five kinds of kernel for each tile and dtype.
     any_length = [v for v in forward if not v.short]
-    kinds = {(v.band, v.general) for v in any_length}
-    assert len(kinds) == 4
-    assert len(any_length) == 4 * len(KERNEL_DTYPES) * len({v.head_dims for v in forward})
+    kinds = {(v.band, v.support) for v in any_length}
+    assert len(kinds) == 5
+    assert len(any_length) == 5 * len(KERNEL_DTYPES) * len({v.head_dims for v in forward})

@@ -16,7 +16,7 @@ from jax_flash.spec.launch_plan import (
     forward_operation,
     launch_plan,
 )
-from jax_flash.spec.problem import GENERAL_FEATURES, Feature
+from jax_flash.spec.problem import GENERAL_FEATURES, RAGGED_FEATURES, Feature, Support
 from jax_flash.spec.support import variants_to_build
 from jax_flash.spec.variant import (
     DType,
@@ -42,6 +42,8 @@ PROBLEM = {
 MASKS = (
     (BandMask(), frozenset[Feature]()),
     (BandMask(upper=True), frozenset({Feature.SINKS, Feature.QUERY_OFFSET_ARRAY})),
+    (BOTH_BOUNDS, frozenset[Feature]()),
+    (BOTH_BOUNDS, frozenset({Feature.SINKS, Feature.QUERY_OFFSET_ARRAY}) | RAGGED_FEATURES),
     (BOTH_BOUNDS, frozenset(OPTIONAL_OPERANDS) | GENERAL_FEATURES),
 )
 HEAD_DIMS = ((64, 64), (128, 128), (192, 128), (256, 256))
@@ -52,6 +54,7 @@ OPERATIONS = [
     for dtype, head_dims, (band, features) in product(DType, HEAD_DIMS, MASKS)
     for operation in (
         forward_operation(Arch.SM90A, dtype, head_dims, band, features),
+        forward_operation(Arch.SM90A, dtype, head_dims, band, features, short=True),
         backward_operation(Arch.SM90A, dtype, head_dims, band, features, deterministic=False),
         backward_operation(Arch.SM90A, dtype, head_dims, band, features, deterministic=True),
         backward_bias_operation(Arch.SM90A, dtype, head_dims, features),
@@ -125,10 +128,74 @@ def test_every_result_is_written_by_some_kernel(operation):
     assert {buffer.name for buffer in operation.results} <= taken
 
 
-def test_the_kernels_of_an_operation_are_built():
-    built = set(variants_to_build())
-    for operation in OPERATIONS:
-        assert set(operation.kernels) <= built
+def test_the_kernels_that_are_built_are_those_of_some_operation():
+    used = {kernel for operation in OPERATIONS for kernel in operation.kernels}
+    assert used == set(variants_to_build())
+
+
+SUPPORT = {
+    Feature.QUERY_OFFSET_ARRAY: "band",
+    Feature.SINKS: "band",
+    Feature.QUERY_LENGTHS: "ragged",
+    Feature.KEY_LENGTHS: "ragged",
+    Feature.SEGMENT_IDS: "ragged",
+    Feature.SOFT_CAP: "general",
+    Feature.BIAS: "general",
+    Feature.MASK: "general",
+}
+
+
+@pytest.mark.parametrize("feature", Feature, ids=lambda feature: feature.name)
+@pytest.mark.parametrize("head_dims", HEAD_DIMS, ids=str)
+def test_a_feature_takes_the_least_support(head_dims: tuple[int, int], feature: Feature):
+    key = (Arch.SM90A, DType.BF16, head_dims, BOTH_BOUNDS)
+    (forward,) = forward_operation(*key, frozenset({feature})).kernels
+    assert forward.support.value == SUPPORT[feature]
+    if head_dims in ((64, 64), (128, 128)):
+        operation = backward_operation(*key, frozenset({feature}), deterministic=False)
+        assert operation.kernels[1].support.value == SUPPORT[feature]
+
+
+def test_one_feature_that_changes_scores_takes_a_general_kernel():
+    features = RAGGED_FEATURES | {Feature.SOFT_CAP}
+    key = (Arch.SM90A, DType.BF16, (128, 128), BOTH_BOUNDS, features)
+    assert forward_operation(*key).kernels[0].support is Support.GENERAL
+    assert backward_operation(*key, deterministic=True).kernels[1].support is Support.GENERAL
+
+
+@pytest.mark.parametrize(
+    ("head_dims", "names"),
+    [
+        # Ragged and general kernels of D = 64 share a tile that others do not have.
+        (
+            (64, 64),
+            [
+                "row_statistics_f16_d64_general",
+                "backward_f16_d64_ragged",
+                "finish_dq_f16_d64_general",
+            ],
+        ),
+        (
+            (128, 128),
+            ["row_statistics_f16_d128", "backward_f16_d128_ragged", "finish_dq_f16_d128"],
+        ),
+        # Wide heads have no ragged kernels of gradients.
+        (
+            (256, 256),
+            [
+                "row_statistics_f16_d256",
+                "backward_kv_f16_d256_general",
+                "backward_q_f16_d256_general",
+            ],
+        ),
+    ],
+    ids=str,
+)
+def test_the_kernels_of_gradients_of_ragged_calls(head_dims: tuple[int, int], names: list[str]):
+    operation = backward_operation(
+        Arch.SM90A, DType.F16, head_dims, BOTH_BOUNDS, RAGGED_FEATURES, deterministic=False
+    )
+    assert [kernel.name.removeprefix("sm_90a/") for kernel in operation.kernels] == names
 
 
 def test_backward_is_three_kernels_in_order():

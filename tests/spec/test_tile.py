@@ -8,9 +8,9 @@ from jax_flash.spec.arch import Arch
 from jax_flash.spec.tile import AnyBackwardTile, BackwardTile, ForwardTile, SplitBackwardTile
 from jax_flash.spec.tile_table import (
     BACKWARD_TILES,
+    BACKWARD_TILES_WITH_SUPPORT,
     FORWARD_TILES,
-    GENERAL_BACKWARD_TILES,
-    GENERAL_FORWARD_TILES,
+    FORWARD_TILES_WITH_SUPPORT,
 )
 
 BACKWARD: dict[str, Any] = {
@@ -76,7 +76,13 @@ def shared_memory_bytes(tile: ForwardTile | AnyBackwardTile) -> tuple[int, ...]:
 
 
 @pytest.mark.parametrize(
-    "table", [FORWARD_TILES, GENERAL_FORWARD_TILES, BACKWARD_TILES, GENERAL_BACKWARD_TILES]
+    "table",
+    [
+        FORWARD_TILES,
+        *FORWARD_TILES_WITH_SUPPORT.values(),
+        BACKWARD_TILES,
+        BACKWARD_TILES_WITH_SUPPORT,
+    ],
 )
 def test_tiles_fit_a_block(table):
     for (arch, head_dims), tile in table.items():

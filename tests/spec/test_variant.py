@@ -5,9 +5,10 @@ import re
 import pytest
 
 from jax_flash.spec.arch import Arch, arch_of_compute_capability
-from jax_flash.spec.band_mask import BandMask
+from jax_flash.spec.band_mask import BOTH_BOUNDS, BandMask
 from jax_flash.spec.kernel_args import kernel_arguments
 from jax_flash.spec.launch_plan import launch_plan
+from jax_flash.spec.problem import Support
 from jax_flash.spec.support import variants_to_build
 from jax_flash.spec.variant import DType, KernelRole, KernelVariant
 
@@ -49,6 +50,20 @@ def test_names_never_change():
         variant(KernelRole.BACKWARD_Q, head_dims=(256, 256)).name
         == "sm_90a/backward_q_bf16_d256_full"
     )
+    assert (
+        variant(KernelRole.FORWARD, band=BOTH_BOUNDS, support=Support.RAGGED).name
+        == "sm_90a/forward_bf16_d128_ragged"
+    )
+    assert (
+        variant(
+            KernelRole.BACKWARD, band=BOTH_BOUNDS, support=Support.GENERAL, deterministic=True
+        ).name
+        == "sm_90a/backward_bf16_d128_general_deterministic"
+    )
+    assert (
+        variant(KernelRole.ROW_STATISTICS, head_dims=(64, 64), support=Support.GENERAL).name
+        == "sm_90a/row_statistics_bf16_d64_general"
+    )
 
 
 def test_the_variants_to_build_are_the_same_every_time_and_for_each_target():
@@ -61,6 +76,23 @@ def test_the_variants_to_build_are_the_same_every_time_and_for_each_target():
 def test_keys_that_name_no_distinct_kernel_are_refused(role, change):
     with pytest.raises(ValueError, match="depend on neither band nor determinism"):
         variant(role, **change)
+
+
+@pytest.mark.parametrize(
+    ("role", "change", "text"),
+    [
+        (KernelRole.FORWARD, {"band": CAUSAL}, "a ragged kernel has both bounds"),
+        (KernelRole.BACKWARD, {}, "a ragged kernel has both bounds, not the band full"),
+        (KernelRole.BACKWARD_KV, {"head_dims": (256, 256)}, "no ragged backward_kv kernel"),
+        (KernelRole.BACKWARD_Q, {"head_dims": (192, 128)}, "no ragged backward_q kernel"),
+        (KernelRole.BACKWARD_BIAS, {}, "no ragged backward_bias kernel"),
+        (KernelRole.ROW_STATISTICS, {"head_dims": (64, 64)}, "no ragged row_statistics kernel"),
+        (KernelRole.FINISH_DQ, {}, "the same tile when not general"),
+    ],
+)
+def test_ragged_kernels_have_both_bounds_and_some_roles(role, change, text):
+    with pytest.raises(ValueError, match=text):
+        variant(role, support=Support.RAGGED, **change)
 
 
 @pytest.mark.parametrize(

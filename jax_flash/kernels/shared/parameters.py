@@ -9,6 +9,7 @@ from jax_flash.kernels.shared.dense import Dense, DenseArray
 from jax_flash.kernels.shared.segments import SegmentArrays
 from jax_flash.kernels.shared.sequence import SequenceArrays
 from jax_flash.kernels.shared.soft_cap import SoftCap, make_soft_cap
+from jax_flash.spec.problem import Support
 from jax_flash.spec.variant import KernelVariant
 
 
@@ -67,6 +68,6 @@ def changes_of_scores(
     variant: KernelVariant, features: Features, sizes: Sizes, scale_log2: Float32
 ) -> tuple[SoftCap | None, Dense | None]:
     """Returns soft cap, and bias and mask; None in kernels that do not support them."""
-    if not variant.general:
+    if variant.support is not Support.GENERAL:
         return None, None
     return make_soft_cap(features.soft_cap, scale_log2), dense_of(features, sizes)

@@ -18,6 +18,7 @@ from jax_flash.kernels.shared.segments import (
 )
 from jax_flash.kernels.shared.sequence import SequenceArrays, SequenceDefaults, band_of_batch
 from jax_flash.kernels.shared.tile_ranges import BandValues, key_tile_range, query_tile_range
+from jax_flash.spec.problem import Support
 from jax_flash.spec.tile import AnyBackwardTile, BackwardBiasTile, ForwardTile
 from jax_flash.spec.variant import KernelVariant
 
@@ -77,14 +78,15 @@ def make_visibility(
     Args:
       variant: decides which of the others have a meaning.
       tile: of the kernel.
-      features: offsets; and lengths and segments, in general kernels alone.
+      features: offsets; and lengths and segments, in ragged and general kernels alone.
       sizes: of the operands.
       bounds: of the band.
     """
+    is_ragged = variant.support is not Support.BAND
     defaults = SequenceDefaults(
-        variant.band, *bounds, sizes.query_length, sizes.key_length, ragged=variant.general
+        variant.band, *bounds, sizes.query_length, sizes.key_length, ragged=is_ragged
     )
-    segments = features.segments if variant.general else None
+    segments = features.segments if is_ragged else None
     return Visibility(features.sequences, defaults, segments, tile.tile_q, tile.tile_kv)
 
 

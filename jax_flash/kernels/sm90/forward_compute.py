@@ -164,7 +164,7 @@ def compute(ctx: cutlass.Constexpr, consumer: Int32, thread: Int32):
 def may_see_less(band: BandValues | SequenceDefaults) -> bool:
     """Whether a warpgroup visits fewer key tiles than its block, of those that its band hides.
 
-    Not in general kernels: there all warpgroups clear padding together.
+    Not in ragged and general kernels: there all warpgroups clear padding together.
     """
     return (band.mask.lower or band.mask.upper) and not band.ragged
 
