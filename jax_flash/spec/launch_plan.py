@@ -27,10 +27,10 @@ from jax_flash.spec.buffers import (
 from jax_flash.spec.problem import Feature, Support, support_of
 from jax_flash.spec.tile import SplitBackwardTile
 from jax_flash.spec.tile_table import (
-    SHORT_FORWARD_TILES,
     HeadDims,
     backward_tile,
     forward_tile,
+    has_short_tile,
 )
 from jax_flash.spec.variant import (
     DType,
@@ -197,8 +197,8 @@ def forward_operation(
     ``short`` says that the call has few queries (``tile_table.is_short``).
     """
     support = support_of(features)
-    short = short and support is Support.BAND and (arch, head_dims) in SHORT_FORWARD_TILES
-    tile = forward_tile(arch, head_dims, support=support, short=short)
+    short = short and support is Support.BAND and has_short_tile(arch, head_dims, band)
+    tile = forward_tile(arch, head_dims, band, support=support, short=short)
     kernel = KernelVariant(
         role=KernelRole.FORWARD,
         arch=arch,

@@ -43,6 +43,8 @@ class ForwardTile:
     weight_buffers: int = 1
     """Register copies of a tile's weights. With 2 they are rounded while the tensor cores still
     read those of the tile before; that takes tile_kv / 4 more registers, and twice the code."""
+    query_stages: int = 1
+    """Buffers of Q. With 2 the next tile's queries are loaded while this one's are still read."""
     output_in_query: bool = False
     """Whether the output is staged where the queries were, for lack of room; the next tile's
     queries are then loaded after the store, not during the matmuls."""
@@ -53,6 +55,11 @@ class ForwardTile:
         _check(
             not self.output_in_query or self.value_head_dim <= self.head_dim,
             f"output_in_query: {self.value_head_dim} columns do not fit into {self.head_dim}",
+        )
+        _check(self.query_stages in (1, 2), f"query_stages={self.query_stages} is not 1 or 2")
+        _check(
+            not self.output_in_query or self.query_stages == 1,
+            f"output_in_query: query_stages={self.query_stages}, and the output takes the only one",
         )
         _check(
             self.tile_q == WARPGROUP_ROWS * self.num_consumer_warpgroups,
@@ -75,7 +82,7 @@ class ForwardTile:
     def shared_memory_bytes(self) -> int:
         """Shared memory of the Q and O tiles, the stages of K and V, and the barriers."""
         output_columns = 0 if self.output_in_query else self.value_head_dim
-        queries = self.tile_q * (self.head_dim + output_columns)
+        queries = self.tile_q * (self.query_stages * self.head_dim + output_columns)
         keys = self.num_stages * self.tile_kv * (self.head_dim + self.value_head_dim)
         return (queries + keys) * _ELEMENT_BYTES + BARRIER_BYTES
 

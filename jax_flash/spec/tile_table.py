@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from jax_flash.spec.arch import Arch
+from jax_flash.spec.band_mask import FULL, BandMask
 from jax_flash.spec.problem import Support
 from jax_flash.spec.tile import (
     AnyBackwardTile,
@@ -19,6 +20,8 @@ from jax_flash.spec.tile import (
 # weight_buffers=2: D=128 680 / 692 instead of 652 / 678, (192, 128) causal 732 instead of 720, but
 # D=256 760 / 726 instead of 798 / 764 (2026-11-30_nvidia-h200_variants.csv); D=64 lacks registers.
 # D=128: 128 keys a tile 624 / 587; 160 keys 607 / 573; 176 keys do not fit in 240 registers.
+# query_stages=2 (run 28): D=64 full 477 instead of 453 at T=2048, 518 and 513 at 8192; D=128 causal
+# 328 instead of 312 at T=512, 451 and 433 at 1024, 653 and 649 at 16384. At D > 128 there is no room.
 _FORWARD_TILES = {
     Arch.SM90A: (
         ForwardTile(
@@ -28,6 +31,7 @@ _FORWARD_TILES = {
             tile_kv=128,
             num_stages=2,
             num_consumer_warpgroups=3,
+            query_stages=2,
         ),
         ForwardTile(
             head_dim=128,
@@ -37,6 +41,7 @@ _FORWARD_TILES = {
             num_stages=2,
             num_consumer_warpgroups=2,
             weight_buffers=2,
+            query_stages=2,
         ),
         ForwardTile(
             head_dim=192,
@@ -158,10 +163,19 @@ SHORT_FORWARD_TILES = {
         tile_kv=128,
         num_stages=2,
         num_consumer_warpgroups=2,
+        query_stages=2,
     ),
 }
 """Tiles of forward kernels for calls of few queries (:func:`is_short`), where there is another one
 than in :data:`FORWARD_TILES`. They give the same bits."""
+
+# Queries loaded early gain where tiles of work are short, and cost 1.5% where there are many keys
+# and no mask: D=128 full T=256 410 instead of 347, 512 509 and 480, 1024 578 and 569, 2048 606 and
+# 608, 4096 633 and 638, 8192 636 and 647, 16384 649 and 661 (run 28).
+_FULL_FORWARD_TILES = {
+    (Arch.SM90A, (128, 128)): replace(FORWARD_TILES[Arch.SM90A, (128, 128)], query_stages=1)
+}
+"""Tiles of forward kernels without a mask for calls of many queries, where they differ."""
 
 
 def _with_one_set_of_weights(*head_dims: HeadDims) -> dict[tuple[Arch, HeadDims], ForwardTile]:
@@ -193,18 +207,32 @@ BACKWARD_TILES_WITH_SUPPORT = {
 
 
 def is_short(query_length: int, key_length: int) -> bool:
-    """Whether a forward call is better off with a tile of :data:`SHORT_FORWARD_TILES`."""
+    """Whether a forward call is better off with a kernel for few queries."""
     return query_length <= 256 or max(query_length, key_length) <= 1024
 
 
+def has_short_tile(arch: Arch, head_dims: HeadDims, band: BandMask) -> bool:
+    """Whether there are two forward kernels of a band alone, one of them for few queries."""
+    key = arch, head_dims
+    return key in SHORT_FORWARD_TILES or (band == FULL and key in _FULL_FORWARD_TILES)
+
+
 def forward_tile(
-    arch: Arch, head_dims: HeadDims, *, support: Support = Support.BAND, short: bool = False
+    arch: Arch,
+    head_dims: HeadDims,
+    band: BandMask,
+    *,
+    support: Support = Support.BAND,
+    short: bool = False,
 ) -> ForwardTile:
     """Returns the tile of a forward kernel."""
-    plain = FORWARD_TILES[arch, head_dims]
+    key = arch, head_dims
+    plain = FORWARD_TILES[key]
     if support is not Support.BAND:
-        return FORWARD_TILES_WITH_SUPPORT[support].get((arch, head_dims), plain)
-    return SHORT_FORWARD_TILES.get((arch, head_dims), plain) if short else plain
+        return FORWARD_TILES_WITH_SUPPORT[support].get(key, plain)
+    if short:
+        return SHORT_FORWARD_TILES.get(key, plain)
+    return _FULL_FORWARD_TILES.get(key, plain) if band == FULL else plain
 
 
 def backward_tile(

@@ -15,9 +15,9 @@ from jax_flash.spec.tile import (
 )
 from jax_flash.spec.tile_table import (
     BACKWARD_BIAS_TILES,
-    SHORT_FORWARD_TILES,
     backward_tile,
     forward_tile,
+    has_short_tile,
 )
 
 
@@ -99,7 +99,7 @@ class KernelVariant:
         if self.short and (
             self.role is not KernelRole.FORWARD
             or self.support is not Support.BAND
-            or (self.arch, self.head_dims) not in SHORT_FORWARD_TILES
+            or not has_short_tile(self.arch, self.head_dims, self.band)
         ):
             raise ValueError(f"no {self.role.value} kernel of {self.head_dims} for few queries")
         if self.deterministic and self.role is not KernelRole.BACKWARD:
@@ -129,7 +129,11 @@ def _dims_name(head_dim: int, value_head_dim: int) -> str:
 def forward_tile_of(variant: KernelVariant) -> ForwardTile:
     """Returns the tile of a forward kernel."""
     return forward_tile(
-        variant.arch, variant.head_dims, support=variant.support, short=variant.short
+        variant.arch,
+        variant.head_dims,
+        variant.band,
+        support=variant.support,
+        short=variant.short,
     )
 
 

@@ -61,6 +61,7 @@ class ForwardContext(NamedTuple):
     dtype: type
     num_consumers: int
     num_stages: int
+    query_stages: int
     weight_buffers: int
     output_in_query: bool
     tile_q: int
@@ -78,6 +79,11 @@ class ForwardContext(NamedTuple):
     def view_of(self, work):
         """Returns what a query tile may see."""
         return view_of_query_tile(self.visibility, work.batch, work.tile)
+
+    def query_buffer(self, consumer, round_):
+        """Returns where the queries of a consumer are in a round, and their barriers' phase."""
+        stage, phase = round_ % self.query_stages, round_ // self.query_stages % 2
+        return consumer + stage * self.num_consumers, phase
 
     def producer_state(self):
         """Returns the producer's position at the start of a pipeline."""
@@ -159,7 +165,10 @@ class ForwardKernel:
                 cpasync.prefetch_descriptor(atom)
 
         memory = cutlass.memory.SmemAllocator()
-        query_shared = wgmma.allocate(memory, self.dtype, wgmma.ROWS, tile.head_dim, consumers)
+        query_buffers = consumers * tile.query_stages
+        query_shared = wgmma.allocate(
+            memory, self.dtype, wgmma.ROWS, tile.head_dim, query_buffers
+        )
         key_shared = wgmma.allocate(
             memory, self.dtype, tile.tile_kv, tile.head_dim, tile.num_stages
         )
@@ -172,13 +181,13 @@ class ForwardKernel:
             output_shared = wgmma.allocate(
                 memory, self.dtype, wgmma.ROWS, tile.value_head_dim, consumers
             )
-        query_full = memory.allocate_array(cutlass.Int64, consumers)
-        query_empty = memory.allocate_array(cutlass.Int64, consumers)
+        query_full = memory.allocate_array(cutlass.Int64, query_buffers)
+        query_empty = memory.allocate_array(cutlass.Int64, query_buffers)
         key_barriers = memory.allocate_array(cutlass.Int64, 2 * tile.num_stages)
         value_barriers = memory.allocate_array(cutlass.Int64, 2 * tile.num_stages)
         if warp == 0:
-            pipelines.init_barriers(query_full, consumers, 1)
-            pipelines.init_barriers(query_empty, consumers, WARPGROUP_WARPS)
+            pipelines.init_barriers(query_full, query_buffers, 1)
+            pipelines.init_barriers(query_empty, query_buffers, WARPGROUP_WARPS)
 
         cap, dense = changes_of_scores(self.variant, features, sizes, scale_log2)
         key_operand = TmaOperand(tma_key, key_shared)
@@ -214,6 +223,7 @@ class ForwardKernel:
             dtype=self.dtype,
             num_consumers=consumers,
             num_stages=tile.num_stages,
+            query_stages=tile.query_stages,
             weight_buffers=tile.weight_buffers,
             output_in_query=tile.output_in_query,
             tile_q=tile.tile_q,

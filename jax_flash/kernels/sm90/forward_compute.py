@@ -36,14 +36,13 @@ def compute(ctx: cutlass.Constexpr, consumer: Int32, thread: Int32):
     """
     mma_scores, mma_values = ctx.mma_scores, ctx.mma_values
     queries = mma_scores.make_fragment_A(mma_scores.get_slice(thread).partition_A(ctx.query.shared))
-    queries = queries[None, None, None, consumer]
     keys = mma_scores.make_fragment_B(mma_scores.get_slice(thread).partition_B(ctx.key.shared))
     values = mma_values.make_fragment_B(
         mma_values.get_slice(thread).partition_B(wgmma.transposed(ctx.value.shared))
     )
     key_pipeline, value_pipeline = ctx.key_pipeline, ctx.value_pipeline
     key_state, value_state = ctx.consumer_state(), ctx.consumer_state()
-    view_of = ctx.view_of
+    view_of, query_buffer = ctx.view_of, ctx.query_buffer
     consumer_thread = consumer * WARPGROUP_THREADS + thread
     for round_ in cutlass.range(ctx.schedule.rounds, unroll=1):
         work = work_of_round(ctx.schedule, round_)
@@ -58,14 +57,16 @@ def compute(ctx: cutlass.Constexpr, consumer: Int32, thread: Int32):
         output_rows = wgmma.rows_and_columns(output)
         softmax = start_rows(2, ctx.scale_log2, wgmma.reduce_quad)
         rescale = cute.make_rmem_tensor(cute.make_layout(2), Float32)
-        cute.arch.mbarrier_wait(ctx.query_full + consumer, round_ % 2)
+        buffer, phase = query_buffer(consumer, round_)
+        cute.arch.mbarrier_wait(ctx.query_full + buffer, phase)
+        own_queries = queries[None, None, None, buffer]
         key_state, value_state = skip_tiles(ctx, view.end - end, key_state, value_state)
 
         if begin < end:
             scores = wgmma.accumulator(mma_scores, ctx.key.rows)
             key_pipeline.consumer_wait(key_state)
             warpgroup.fence()
-            wgmma.issue(mma_scores, scores, queries, keys[None, None, None, key_state.index], True)
+            wgmma.issue(mma_scores, scores, own_queries, keys[None, None, None, key_state.index], True)
             warpgroup.commit_group()
             warpgroup.wait_group(0)
             pipelines.release(key_pipeline, key_state.index)
@@ -88,7 +89,7 @@ def compute(ctx: cutlass.Constexpr, consumer: Int32, thread: Int32):
                 key_pipeline.consumer_wait(key_state)
                 warpgroup.fence()
                 wgmma.issue(
-                    mma_scores, next_scores, queries, keys[None, None, None, key_state.index], True
+                    mma_scores, next_scores, own_queries, keys[None, None, None, key_state.index], True
                 )
                 warpgroup.commit_group()
                 value_pipeline.consumer_wait(value_state)
@@ -131,7 +132,7 @@ def compute(ctx: cutlass.Constexpr, consumer: Int32, thread: Int32):
                 )
 
             if cutlass.const_expr(not ctx.output_in_query):
-                release_queries(ctx, consumer)
+                release_queries(ctx, buffer)
             value_pipeline.consumer_wait(value_state)
             warpgroup.fence()
             wgmma.issue(
@@ -146,7 +147,7 @@ def compute(ctx: cutlass.Constexpr, consumer: Int32, thread: Int32):
             pipelines.release(value_pipeline, value_state.index)
             value_state.advance()
         elif cutlass.const_expr(not ctx.output_in_query):
-            release_queries(ctx, consumer)
+            release_queries(ctx, buffer)
         key_state, value_state = skip_tiles(ctx, begin - view.begin, key_state, value_state)
 
         lse = cute.make_rmem_tensor(cute.make_layout(2), Float32)
@@ -156,7 +157,7 @@ def compute(ctx: cutlass.Constexpr, consumer: Int32, thread: Int32):
         store_output(ctx, work, output, consumer, thread)
         if cutlass.const_expr(ctx.output_in_query):
             cute.arch.cp_async_bulk_wait_group(0, read=True)
-            release_queries(ctx, consumer)
+            release_queries(ctx, buffer)
     # Shared memory must outlive the last store's reads of it.
     cute.arch.cp_async_bulk_wait_group(0, read=True)
 
@@ -354,10 +355,10 @@ def store_lse(
 
 
 @cute.jit
-def release_queries(ctx: cutlass.Constexpr, consumer: Int32):
+def release_queries(ctx: cutlass.Constexpr, buffer: Int32):
     """Lets the producer overwrite this warpgroup's queries; their last matmul has finished."""
     with cute.arch.elect_one():
-        cute.arch.mbarrier_arrive(ctx.query_empty + consumer)
+        cute.arch.mbarrier_arrive(ctx.query_empty + buffer)
 
 
 @cute.jit

@@ -39,12 +39,13 @@ def load(ctx: cutlass.Constexpr):
 
 @cute.jit
 def load_queries(ctx: cutlass.Constexpr, work: cutlass.Constexpr, round_: Int32):
-    """Loads 64 queries for each consumer, once it has read those of the last tile of work."""
+    """Loads 64 queries for each consumer, once it has read those that were in their buffer."""
     for consumer in cutlass.range_constexpr(ctx.num_consumers):
-        full, empty = ctx.query_full + consumer, ctx.query_empty + consumer
-        # The first round finds the buffer empty: waiting for the phase before it returns at once.
-        cute.arch.mbarrier_wait(empty, (round_ + 1) % 2)
+        buffer, phase = ctx.query_buffer(consumer, round_)
+        full, empty = ctx.query_full + buffer, ctx.query_empty + buffer
+        # A buffer is empty at first: waiting for the phase before that returns at once.
+        cute.arch.mbarrier_wait(empty, phase ^ 1)
         with cute.arch.elect_one():
             cute.arch.mbarrier_arrive_and_expect_tx(full, ctx.query.tile_bytes)
         tile = work.tile * ctx.num_consumers + consumer
-        ctx.query.load(consumer, tile, work.head, work.batch, full)
+        ctx.query.load(buffer, tile, work.head, work.batch, full)
