@@ -3,8 +3,9 @@
     python -m benchmarks.overhead [--output DIRECTORY]
 
 Times compiled programs of one tiny attention call and of many in a row, ours beside cuDNN's and
-beside a multiplication, which costs what any program does; and of short sequences, several calls in
-a row, so that the GPU and not Python is what takes time. Writes DATE_GPU_overhead.csv and .json.
+beside a multiplication, which costs what any program does; and of short sequences, and of few
+queries of many keys, several calls in a row, so that the GPU and not Python is what takes time.
+Writes DATE_GPU_overhead.csv and .json.
 """
 
 from __future__ import annotations
@@ -86,6 +87,26 @@ SUBJECTS = [
         for head_dim in (64, 128)
         for is_causal in (False, True)
         for length in (128, 256, 512)
+    ),
+    *(
+        Subject(
+            case=replace(
+                TINY,
+                name=f"few-queries-{length}-of-8192-keys",
+                batch=32,
+                queries=length,
+                keys=8192,
+                heads=32,
+                key_heads=8,
+                head_dim=128,
+                value_dim=128,
+                is_causal=False,
+            ),
+            attentions=4,
+            rounds=5,
+            calls=16,
+        )
+        for length in (1, 16, 64)
     ),
 ]
 NAMES = ("jax_flash", "jax_flash deterministic", "cuDNN")

@@ -186,7 +186,12 @@ def pack_parameters(
 
 
 def call_values(
-    call: CallMemory, operation: Operation, scale: float, soft_cap: float, band: Band
+    call: CallMemory,
+    operation: Operation,
+    scale: float,
+    soft_cap: float,
+    band: Band,
+    rows_per_query: int,
 ) -> dict[str, int | float]:
     """Returns the dimensions and scalars that grids and scalar parameters are named by."""
     *leading, query_length, query_heads, head_dim = call.shapes["query"]
@@ -209,6 +214,7 @@ def call_values(
         "soft_cap": float(np.float32(soft_cap)),
         "band_lower": _bound(band.lower),
         "band_upper": _bound(band.upper),
+        "rows_per_query": rows_per_query,
         **_values_of_optional_operands(call),
     }
 
@@ -287,6 +293,7 @@ def run_operation(
     scale: float,
     soft_cap: float = 0.0,
     band: Band,
+    rows_per_query: int = 1,
     directory: Path | None = None,
     options: Options | None = None,
 ) -> tuple[dict[str, np.ndarray], dict[str, Statistics]]:
@@ -298,6 +305,7 @@ def run_operation(
       scale: of the logits.
       soft_cap: bound of the logits, 0 for none.
       band: the mask.
+      rows_per_query: query heads that are rows of one head, where they are packed.
       directory: of the manifest; the package's own by default.
       options: interleaving and checks.
 
@@ -316,7 +324,7 @@ def run_operation(
         array = np.asarray(arrays[operand.name])
         dtype = _DTYPES.get(operand.dtype, element)
         call.add(operand.name, array.shape, dtype, array)
-    values = call_values(call, operation, scale, soft_cap, band)
+    values = call_values(call, operation, scale, soft_cap, band, rows_per_query)
     leading = call.shapes["query"][:-3]
     for buffer in operation.results:
         shape = (*leading, *(int(values[axis]) for axis in buffer.axes))

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 
 from jax_flash.ops import registration
 from jax_flash.ops.arguments import Call
+from jax_flash.ops.packed_heads import can_pack_heads
 from jax_flash.spec.arch import Arch, arch_of_compute_capability
 from jax_flash.spec.band_mask import Band, band_of, kernel_band, with_both_bounds
 from jax_flash.spec.launch_plan import (
@@ -45,6 +46,10 @@ class KernelCall:
     soft_cap: float = 0.0
     """Bound of the logits; 0 for none."""
     band: Band
+    packs_heads: bool = False
+    """Whether the forward pass takes the query heads of a group as rows of one head."""
+    rows_per_query: int = 1
+    """How many these are; set where the shapes of a device's part are known."""
 
     @property
     def variants(self) -> tuple[KernelVariant, ...]:
@@ -279,9 +284,16 @@ def _kernel_call(call: Call, problem: AttentionProblem, arch: Arch) -> KernelCal
     backward_bias = None
     if bias_dims is not None and Feature.BIAS in problem.features:
         backward_bias = backward_bias_operation(arch, dtype, bias_dims, problem.features)
+    packs_heads = can_pack_heads(problem)
     return KernelCall(
         forward=forward_operation(
-            arch, dtype, forward_dims, band.mask, problem.features, short=_is_short(problem)
+            arch,
+            dtype,
+            forward_dims,
+            band.mask,
+            problem.features,
+            short=_is_short(problem),
+            packs_heads=packs_heads,
         ),
         backward=backward_operation(
             arch,
@@ -295,6 +307,7 @@ def _kernel_call(call: Call, problem: AttentionProblem, arch: Arch) -> KernelCal
         scale=call.semantics.scale,
         soft_cap=call.semantics.soft_cap or 0.0,
         band=band,
+        packs_heads=packs_heads,
     )
 
 

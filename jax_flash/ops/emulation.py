@@ -13,6 +13,7 @@ import numpy as np
 from jax_flash.ops import registration
 from jax_flash.ops.dispatch import KernelCall
 from jax_flash.ops.ffi_calls import buffer_shape
+from jax_flash.ops.packed_heads import with_packed_heads
 from jax_flash.reference.chunked import unify_varying_axes
 from jax_flash.spec.launch_plan import Operation
 
@@ -38,8 +39,14 @@ def emulate_operation(
     Raises:
       ValueError: the problem is larger than `SIZE_LIMIT`, or has symbolic dimensions.
     """
+    _check_size({name: operand.shape for name, operand in operands.items()})
+    return with_packed_heads(_emulate, operation, call, operands)
+
+
+def _emulate(
+    operation: Operation, call: KernelCall, operands: Mapping[str, jax.Array]
+) -> dict[str, jax.Array]:
     shapes = {name: operand.shape for name, operand in operands.items()}
-    _check_size(shapes)
     element = operands["query"].dtype
     types = [
         jax.ShapeDtypeStruct(
@@ -84,6 +91,7 @@ def _run(operation: Operation, call: KernelCall, *arrays: Any) -> tuple[np.ndarr
         scale=call.scale,
         soft_cap=call.soft_cap,
         band=call.band,
+        rows_per_query=call.rows_per_query,
         directory=registration.REGISTRATION.directory,
     )
     return tuple(results[buffer.name] for buffer in operation.results)

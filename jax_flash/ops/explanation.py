@@ -48,6 +48,7 @@ class Explanation:
         target: the architecture and where it was learned from; empty if not looked for.
         reasons_against_cuda: why no kernel runs the call; empty if kernels do.
         forward: kernels of the forward pass on CUDA, in launch order.
+        packed_heads: whether the forward pass takes the query heads of a group as rows of one head.
         backward: kernels of the backward pass on CUDA, in launch order.
         deterministic_bwd: whether gradients have the same bits on every run on CUDA.
         backward_workspace_bytes: bytes of device memory that the backward pass needs beside its
@@ -62,6 +63,7 @@ class Explanation:
     target: str = ""
     reasons_against_cuda: tuple[str, ...] = ()
     forward: tuple[Kernel, ...] = ()
+    packed_heads: bool = False
     backward: tuple[Kernel, ...] = ()
     deterministic_bwd: bool = True
     backward_workspace_bytes: Any = 0
@@ -83,6 +85,8 @@ class Explanation:
         ]
         lines += [f"  why no kernels: {reason}" for reason in self.reasons_against_cuda]
         lines += [f"  forward kernel: {kernel}" for kernel in self.forward]
+        if self.packed_heads:
+            lines.append("  forward: the query heads of a group are packed, as rows of one head")
         lines += [f"  backward kernel: {kernel}" for kernel in self.backward]
         if self.on_cuda == "cuda":
             order = "deterministic" if self.deterministic_bwd else "not deterministic"
@@ -117,6 +121,7 @@ def explanation_of(call: Call, decision: Decision) -> Explanation:
         target="" if decision.target is None else decision.target.description,
         reasons_against_cuda=reasons,
         forward=() if kernels is None else _kernels(kernels.forward),
+        packed_heads=kernels is not None and kernels.packs_heads,
         backward=() if kernels is None else (*_kernels(kernels.backward), *bias),
         deterministic_bwd=kernels is None or _is_deterministic(kernels.backward),
         backward_workspace_bytes=(

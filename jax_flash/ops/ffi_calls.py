@@ -15,6 +15,7 @@ import numpy as np
 from jax.sharding import ManualAxisType, NamedSharding, PartitionSpec
 
 from jax_flash.ops.dispatch import KernelCall
+from jax_flash.ops.packed_heads import with_packed_heads
 from jax_flash.spec.launch_plan import Buffer, Operation
 
 CALL_VERSION = 1
@@ -39,6 +40,12 @@ def call_handler(
     Returns:
       The result buffers by name, workspaces among them.
     """
+    return with_packed_heads(_call, operation, call, operands)
+
+
+def _call(
+    operation: Operation, call: KernelCall, operands: Mapping[str, jax.Array]
+) -> dict[str, jax.Array]:
     results = jax.ffi.ffi_call(
         operation.target,
         [_result_type(buffer, operation, operands) for buffer in operation.results],
@@ -63,6 +70,7 @@ def call_attributes(operation: Operation, call: KernelCall) -> dict[str, Any]:
         "soft_cap": np.float32(call.soft_cap),
         "band_lower": _bound(call.band.lower),
         "band_upper": _bound(call.band.upper),
+        "rows_per_query": np.int32(call.rows_per_query),
     }
 
 

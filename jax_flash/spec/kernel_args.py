@@ -154,6 +154,8 @@ def _forward_arguments(variant: KernelVariant) -> tuple[KernelArgument, ...]:
         *_LENGTHS_AND_HEADS,
         *_BAND,
         ScalarArgument(name="batch"),
+        # 1, but where query heads are packed (ops.packed_heads).
+        ScalarArgument(name="rows_per_query"),
     )
 
 

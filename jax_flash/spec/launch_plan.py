@@ -7,7 +7,7 @@ batch never meet the 65,535 limit of y and z. The first factor varies fastest.
 from dataclasses import dataclass, replace
 
 from jax_flash.spec.arch import Arch
-from jax_flash.spec.band_mask import BOTH_BOUNDS, BandMask
+from jax_flash.spec.band_mask import BOTH_BOUNDS, FULL, BandMask
 from jax_flash.spec.buffers import (
     D_BIAS,
     D_OUTPUT,
@@ -191,12 +191,17 @@ def forward_operation(
     features: frozenset[Feature] = frozenset(),
     *,
     short: bool = False,
+    packs_heads: bool = False,
 ) -> Operation:
     """Returns the forward operation, of a call with ``features``: output and log-sum-exp.
 
-    ``short`` says that the call has few queries (``tile_table.is_short``).
+    ``short`` says that the call has few queries (``tile_table.is_short``), ``packs_heads`` that the
+    query heads of a group are rows of one head. Kernels of a band alone take a row for a query, so
+    they run such a call if nothing depends on where a query is.
     """
     support = support_of(features)
+    if packs_heads and band != FULL and support is Support.BAND:
+        support, band = Support.RAGGED, BOTH_BOUNDS
     short = short and support is Support.BAND and has_short_tile(arch, head_dims, band)
     tile = forward_tile(arch, head_dims, band, support=support, short=short)
     kernel = KernelVariant(

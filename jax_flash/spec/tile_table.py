@@ -21,7 +21,7 @@ from jax_flash.spec.tile import (
 # D=256 760 / 726 instead of 798 / 764 (2026-11-30_nvidia-h200_variants.csv); D=64 lacks registers.
 # D=128: 128 keys a tile 624 / 587; 160 keys 607 / 573; 176 keys do not fit in 240 registers.
 # query_stages=2 (run 28): D=64 full 477 instead of 453 at T=2048, 518 and 513 at 8192; D=128 causal
-# 328 instead of 312 at T=512, 451 and 433 at 1024, 653 and 649 at 16384. At D > 128 there is no room.
+# 328 instead of 312 at T=512, 451 and 433 at 1024, 653 and 649 at 16384. Wider heads have no room.
 _FORWARD_TILES = {
     Arch.SM90A: (
         ForwardTile(

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from jax_flash.ops import registration
+from jax_flash.ops.registration import Registration
 from jax_flash.spec.manifest import ManifestError, read_manifest
 from jax_flash.spec.support import variants_to_build
 
@@ -26,3 +28,13 @@ def kernel_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("kernels")
     build(variants, directory, jobs=1)
     return directory
+
+
+@pytest.fixture
+def emulated(kernel_directory: Path, monkeypatch: pytest.MonkeyPatch) -> Registration:
+    """Makes the kernels of the current sources those of the installation."""
+    built = Registration(
+        directory=kernel_directory, kernels=read_manifest(kernel_directory).by_name()
+    )
+    monkeypatch.setattr(registration, "REGISTRATION", built)
+    return built

@@ -12,17 +12,6 @@ import pytest
 import jax_flash
 from jax_flash.ops import registration
 from jax_flash.ops.registration import Registration
-from jax_flash.spec.manifest import read_manifest
-
-
-@pytest.fixture
-def emulated(kernel_directory: Path, monkeypatch: pytest.MonkeyPatch) -> Registration:
-    """Makes the kernels of the current sources those of the installation."""
-    built = Registration(
-        directory=kernel_directory, kernels=read_manifest(kernel_directory).by_name()
-    )
-    monkeypatch.setattr(registration, "REGISTRATION", built)
-    return built
 
 
 def _inputs(queries: int = 70, keys: int = 90, heads: int = 2) -> tuple[jax.Array, ...]:

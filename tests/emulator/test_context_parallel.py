@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -14,21 +13,11 @@ from jax.sharding import AxisType
 
 import jax_flash
 from jax_flash import context_parallel
-from jax_flash.ops import registration
-from jax_flash.ops.registration import Registration
-from jax_flash.spec.manifest import read_manifest
+
+pytestmark = pytest.mark.usefixtures("emulated")
 
 NAMES = ("output", "lse", "d_query", "d_key", "d_value")
 LENGTH = 128
-
-
-@pytest.fixture(autouse=True)
-def emulated(kernel_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Makes the kernels of the current sources those of the installation."""
-    built = Registration(
-        directory=kernel_directory, kernels=read_manifest(kernel_directory).by_name()
-    )
-    monkeypatch.setattr(registration, "REGISTRATION", built)
 
 
 def normal(seed: int, *shape: int, dtype: Any = jnp.bfloat16) -> jax.Array:

@@ -11,6 +11,7 @@ import cutlass.cute as cute
 from cutlass import Int32
 
 from jax_flash.kernels.shared.online_softmax import NEGATIVE_INFINITY
+from jax_flash.kernels.shared.tile_ranges import query_of_row
 
 
 class FragmentPosition:
@@ -51,11 +52,12 @@ def hide_columns(
 def mask_keys_in_columns(scores: cute.Tensor, position: cutlass.Constexpr, band: cutlass.Constexpr):
     """Hides keys from queries; rows are queries, columns are keys."""
     for row in cutlass.range_constexpr(cute.size(scores, mode=[0])):
-        query = position.first_row + position.row_offset(row)
+        query_row = position.first_row + position.row_offset(row)
         begin = None
         end = band.key_length
         if cutlass.const_expr(band.ragged):  # a query past the end sees no key
-            end = end if query < band.query_length else Int32(0)
+            end = end if query_row < band.query_length else Int32(0)
+        query = query_of_row(band, query_row)
         if cutlass.const_expr(band.mask.upper):
             end = cutlass.min(end, query + band.upper + 1)
         if cutlass.const_expr(band.mask.lower):

@@ -32,6 +32,8 @@ class SequenceDefaults(NamedTuple):
     key_length: Int32
     ragged: bool
     """Whether the kernel supports lengths."""
+    rows_per_query: Int32 | None = None
+    """As in ``BandValues``."""
 
 
 @cute.jit
@@ -61,4 +63,12 @@ def band_of_batch(arrays: cutlass.Constexpr, defaults: cutlass.Constexpr, batch:
     if cutlass.const_expr(defaults.ragged):
         query_length = clipped_length(arrays.query_lengths, batch, query_length)
         key_length = clipped_length(arrays.key_lengths, batch, key_length)
-    return BandValues(defaults.mask, lower, upper, query_length, key_length, defaults.ragged)
+    return BandValues(
+        defaults.mask,
+        lower,
+        upper,
+        query_length,
+        key_length,
+        defaults.ragged,
+        defaults.rows_per_query,
+    )

@@ -11,6 +11,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
+from jax_flash.kernels.shared.division import divide
 from jax_flash.spec.band_mask import Band, BandMask, visible_key_tiles, visible_query_tiles
 
 
@@ -27,6 +28,9 @@ class BandValues(NamedTuple):
     ragged: bool
     """Whether the lengths may differ from the operands'. Where not, what queries past the end see
     does not matter: they are not stored, and their gradients are zeros."""
+    rows_per_query: Int32 | None = None
+    """Rows of the query operand that belong to one query ``q``, one of each head of a group, where
+    query heads are packed; lengths count rows. None in kernels that do not support that."""
 
     @property
     def band(self) -> Band:
@@ -37,21 +41,28 @@ class BandValues(NamedTuple):
         )
 
 
+def query_of_row(values: BandValues, row: Int32) -> Int32:
+    """Returns the query that a row of the query operand belongs to."""
+    if values.rows_per_query is None:
+        return row
+    return divide(row, values.rows_per_query)
+
+
 @cute.jit
 def key_tile_range(
     values: cutlass.Constexpr,
-    first_query: Int32,
+    first_row: Int32,
     rows: cutlass.Constexpr,
     tile_kv: cutlass.Constexpr,
 ):
-    """Returns ``(begin, end)`` key tiles that the query tile ``[first_query, +rows)`` may see.
+    """Returns ``(begin, end)`` key tiles that the query rows ``[first_row, +rows)`` may see.
 
     Empty when ``begin >= end``.
     """
     begin, end = visible_key_tiles(
         values.band,
-        first_query=first_query,
-        last_query=first_query + rows - 1,
+        first_query=query_of_row(values, first_row),
+        last_query=query_of_row(values, first_row + rows - 1),
         key_length=values.key_length,
         tile_kv=tile_kv,
         minimum=cutlass.min,
@@ -59,7 +70,7 @@ def key_tile_range(
     )
     begin, end = Int32(begin), Int32(end)
     if cutlass.const_expr(values.ragged):
-        end = begin if first_query >= values.query_length else end
+        end = begin if first_row >= values.query_length else end
     return begin, end
 
 
@@ -89,21 +100,21 @@ def query_tile_range(
 @cute.jit
 def hides_part_of(
     values: cutlass.Constexpr,
-    first_query: Int32,
+    first_row: Int32,
     rows: cutlass.Constexpr,
     first_key: Int32,
     keys: cutlass.Constexpr,
 ):
-    """Whether a query of ``[first_query, +rows)`` may not see a key of ``[first_key, +keys)``.
+    """Whether a query row of ``[first_row, +rows)`` may not see a key of ``[first_key, +keys)``.
 
     Where not, the tile of scores needs no masking.
     """
     last_key = first_key + keys - 1
     hidden = last_key >= values.key_length
     if cutlass.const_expr(values.ragged):
-        hidden = hidden or first_query + rows > values.query_length
+        hidden = hidden or first_row + rows > values.query_length
     if cutlass.const_expr(values.mask.upper):
-        hidden = hidden or last_key > first_query + values.upper
+        hidden = hidden or last_key > query_of_row(values, first_row) + values.upper
     if cutlass.const_expr(values.mask.lower):
-        hidden = hidden or first_key < first_query + rows - 1 + values.lower
+        hidden = hidden or first_key < query_of_row(values, first_row + rows - 1) + values.lower
     return hidden

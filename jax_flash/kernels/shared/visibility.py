@@ -72,6 +72,7 @@ def make_visibility(
     features: Features,
     sizes: Sizes,
     bounds: Bounds,
+    rows_per_query: Int32 | None = None,
 ) -> Visibility:
     """Gathers the facts of one kernel.
 
@@ -81,10 +82,11 @@ def make_visibility(
       features: offsets; and lengths and segments, in ragged and general kernels alone.
       sizes: of the operands.
       bounds: of the band.
+      rows_per_query: as in ``BandValues``.
     """
     is_ragged = variant.support is not Support.BAND
     defaults = SequenceDefaults(
-        variant.band, *bounds, sizes.query_length, sizes.key_length, ragged=is_ragged
+        variant.band, *bounds, sizes.query_length, sizes.key_length, is_ragged, rows_per_query
     )
     segments = features.segments if is_ragged else None
     return Visibility(features.sequences, defaults, segments, tile.tile_q, tile.tile_kv)

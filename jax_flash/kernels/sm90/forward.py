@@ -38,6 +38,7 @@ from jax_flash.kernels.sm90.forward_load import load
 from jax_flash.kernels.sm90.tma import TmaOperand, tma_atom
 from jax_flash.kernels.sm90.warp_schedule import REGISTERS, WARPGROUP_THREADS, WARPGROUP_WARPS
 from jax_flash.spec.launch_plan import launch_plan
+from jax_flash.spec.problem import Support
 from jax_flash.spec.variant import KernelVariant, forward_tile_of
 
 HEADS_IN_SECTION = 8
@@ -118,6 +119,7 @@ class ForwardKernel:
         sizes: Sizes,
         bounds: Bounds,
         batch: Int32,
+        rows_per_query: Int32,
     ):
         """Declares the kernel's parameters in the order of ``spec.kernel_args``."""
         tile, plan = self.tile, launch_plan(self.variant)
@@ -135,6 +137,7 @@ class ForwardKernel:
             sizes,
             bounds,
             batch,
+            rows_per_query,
         ).launch(
             grid=[sizes.query_heads, 1, 1],
             block=[plan.threads, 1, 1],
@@ -156,6 +159,7 @@ class ForwardKernel:
         sizes: Sizes,
         bounds: Bounds,
         batch: Int32,
+        rows_per_query: Int32,
     ):
         """Sets up shared memory and barriers, then splits into roles."""
         tile, consumers = self.tile, self.tile.num_consumer_warpgroups
@@ -166,9 +170,7 @@ class ForwardKernel:
 
         memory = cutlass.memory.SmemAllocator()
         query_buffers = consumers * tile.query_stages
-        query_shared = wgmma.allocate(
-            memory, self.dtype, wgmma.ROWS, tile.head_dim, query_buffers
-        )
+        query_shared = wgmma.allocate(memory, self.dtype, wgmma.ROWS, tile.head_dim, query_buffers)
         key_shared = wgmma.allocate(
             memory, self.dtype, tile.tile_kv, tile.head_dim, tile.num_stages
         )
@@ -189,6 +191,7 @@ class ForwardKernel:
             pipelines.init_barriers(query_full, query_buffers, 1)
             pipelines.init_barriers(query_empty, query_buffers, WARPGROUP_WARPS)
 
+        packs_heads = self.variant.support is Support.RAGGED
         cap, dense = changes_of_scores(self.variant, features, sizes, scale_log2)
         key_operand = TmaOperand(tma_key, key_shared)
         value_operand = TmaOperand(tma_value, value_shared)
@@ -230,7 +233,14 @@ class ForwardKernel:
             tile_kv=tile.tile_kv,
             scale_log2=scale_log2,
             sinks=sinks,
-            visibility=make_visibility(self.variant, tile, features, sizes, bounds),
+            visibility=make_visibility(
+                self.variant,
+                tile,
+                features,
+                sizes,
+                bounds,
+                rows_per_query if packs_heads else None,
+            ),
             soft_cap=cap,
             dense=dense,
             schedule=make_schedule(

@@ -66,7 +66,9 @@ def compute(ctx: cutlass.Constexpr, consumer: Int32, thread: Int32):
             scores = wgmma.accumulator(mma_scores, ctx.key.rows)
             key_pipeline.consumer_wait(key_state)
             warpgroup.fence()
-            wgmma.issue(mma_scores, scores, own_queries, keys[None, None, None, key_state.index], True)
+            wgmma.issue(
+                mma_scores, scores, own_queries, keys[None, None, None, key_state.index], True
+            )
             warpgroup.commit_group()
             warpgroup.wait_group(0)
             pipelines.release(key_pipeline, key_state.index)
@@ -89,7 +91,11 @@ def compute(ctx: cutlass.Constexpr, consumer: Int32, thread: Int32):
                 key_pipeline.consumer_wait(key_state)
                 warpgroup.fence()
                 wgmma.issue(
-                    mma_scores, next_scores, own_queries, keys[None, None, None, key_state.index], True
+                    mma_scores,
+                    next_scores,
+                    own_queries,
+                    keys[None, None, None, key_state.index],
+                    True,
                 )
                 warpgroup.commit_group()
                 value_pipeline.consumer_wait(value_state)
