@@ -131,6 +131,7 @@ PYTHON_SOURCES = [
     "jax_flash/ops/explicit_sharding.py",
     "jax_flash/ops/exporting.py",
     "jax_flash/ops/ffi_calls.py",
+    "jax_flash/ops/packed_heads.py",
     "jax_flash/ops/partitioning.py",
     "jax_flash/ops/primitives.py",
     "jax_flash/ops/registration.py",

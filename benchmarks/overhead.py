@@ -44,12 +44,14 @@ class Subject:
         attentions: calls of it that a program has, one after the other.
         rounds: turns of each program.
         calls: of the program in each turn.
+        with_gradients: whether forward and backward together are timed, too.
     """
 
     case: Case
     attentions: int
     rounds: int
     calls: int
+    with_gradients: bool = True
 
 
 TINY = Case(
@@ -105,6 +107,7 @@ SUBJECTS = [
             attentions=4,
             rounds=5,
             calls=16,
+            with_gradients=False,  # cuDNN has none for a single query
         )
         for length in (1, 16, 64)
     ),
@@ -160,6 +163,8 @@ def measure(subject: Subject, names: Sequence[str]) -> Iterator[Row]:
     for name in names:
         attention = attention_of(name, subject.case)
         for direction, program in programs(attention, subject.attentions):
+            if direction != "forward" and not subject.with_gradients:
+                continue
             # Called as users do, through `jit`.
             by_direction.setdefault(direction, {})[name] = partial(program, *operands)
     # Compiles, and warms up. Not in several threads: on an H200 XLA once failed to record a CUDA

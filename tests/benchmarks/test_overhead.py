@@ -41,12 +41,22 @@ def test_programs_hold_as_many_calls_as_they_say():
 
 
 def test_the_subjects_are_those_of_the_targets():
-    short = [subject.case for subject in SUBJECTS if subject.case is not TINY]
+    few = [subject.case for subject in SUBJECTS if subject.case.keys > 512]
+    assert [(case.queries, case.heads, case.key_heads) for case in few] == [
+        (length, 32, 8) for length in (1, 16, 64)
+    ]
+    cases = [subject.case for subject in SUBJECTS if subject.case is not TINY]
+    short = [case for case in cases if case not in few]
     assert len({case.name for case in short}) == len(short) == 12
     assert {(case.batch, case.heads) for case in short} == {(32, 16)}
     assert {case.queries for case in short} == {128, 256, 512}
     assert {case.head_dim for case in short} == {64, 128}
     assert {subject.attentions for subject in SUBJECTS if subject.case is TINY} == {1, 32}
+
+
+def test_gradients_can_be_left_out():
+    subject = Subject(case=TINY, attentions=1, rounds=1, calls=1, with_gradients=False)
+    assert [row.direction for row in measure(subject, ["chunked"])] == ["forward"]
 
 
 @pytest.mark.parametrize("count", [1, 2])

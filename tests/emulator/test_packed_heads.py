@@ -62,7 +62,7 @@ def test_rows_of_packed_heads_are_the_rows_of_heads_alone(
 
 def _operands(
     batch: int, queries: int, heads: int, key_heads: int, keys: int
-) -> tuple[jax.Array, jax.Array, jax.Array]:
+) -> tuple[jax.Array, ...]:
     random = np.random.default_rng(0)
     shapes = ((queries, heads), (keys, key_heads), (keys, key_heads))
     return tuple(

@@ -49,7 +49,8 @@ MASKS: dict[str, dict[str, Any]] = {
 }
 HEAD_DIMS = ((64, 64), (128, 128), (192, 128), (256, 256))
 LONG = (260, 1030)
-"""Too many keys for the kernel of few queries, which D=64 has beside another one."""
+"""Too many keys for the kernel of few queries, where there is one beside another."""
+HAVE_SHORT_KERNELS = ((64, "full"), (64, "causal"), (64, "window"), (128, "full"))
 
 
 def operands(
@@ -71,8 +72,8 @@ def main() -> int:
     ):
         words = (dtype, f"d{head_dim}", mask, *(("long",) if lengths == LONG else ()))
         name = "_".join(words + (("deterministic",) if deterministic else ()))
-        has_short_kernel = head_dim <= 64 and mask not in ("ragged", "general")
-        if wanted not in name or (lengths == LONG and not has_short_kernel):
+        is_short_beside_another = (head_dim, mask) in HAVE_SHORT_KERNELS
+        if wanted not in name or (lengths == LONG and not is_short_beside_another):
             continue
         options = mask_options | {
             "deterministic_bwd": deterministic,

@@ -64,7 +64,7 @@ def test_the_bits_of_a_whole_sequence(head_dims: tuple[int, int], queries: int) 
 
 def _operands(
     dtype: Any, head_dims: tuple[int, int], heads: tuple[int, int], queries: int
-) -> tuple[jax.Array, jax.Array, jax.Array]:
+) -> tuple[jax.Array, ...]:
     keys = jax.random.split(jax.random.key(queries), 3)
     shapes = (
         (3, queries, heads[0], head_dims[0]),

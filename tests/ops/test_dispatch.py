@@ -51,7 +51,7 @@ SUPPORTED = {
 @pytest.mark.parametrize("case", SUPPORTED)
 def test_features_choose_their_kernel(case: str, make_operands: Operands) -> None:
     arguments, word = SUPPORTED[case]
-    chosen = jax_flash.explain(**make_operands(), **arguments)
+    chosen = jax_flash.explain(**make_operands(heads=(4, 4)), **arguments)
     assert chosen.on_cuda == "cuda"
     (kernel,) = chosen.forward
     assert kernel.name.removesuffix("_short").endswith(f"_{word}")
@@ -76,6 +76,19 @@ def test_few_queries_have_a_kernel_of_their_own_up_to_64(
     operands = make_operands(queries=queries, keys=keys, dims=(dim, dim))
     (kernel,) = jax_flash.explain(**operands, local_window_size=(5, 3)).forward
     assert kernel.name == f"sm_90a/forward_bf16_d{max(dim, 64)}_band{'_short' * is_short}"
+
+
+@pytest.mark.usefixtures("all_kernels")
+@pytest.mark.parametrize(
+    ("queries", "dim", "is_short"),
+    [(1024, 128, True), (1025, 128, False), (100, 72, True), (100, 192, False)],
+)
+def test_few_queries_have_one_without_a_mask_at_128(
+    queries: int, dim: int, is_short: bool, make_operands: Operands
+) -> None:
+    operands = make_operands(queries=queries, keys=queries, dims=(dim, 128))
+    (kernel,) = jax_flash.explain(**operands).forward
+    assert kernel.name.endswith(f"_full{'_short' * is_short}")
 
 
 @pytest.mark.usefixtures("all_kernels")
@@ -183,7 +196,7 @@ def test_a_kernel_that_was_not_built_is_named(
     kernels = {key: entry for key, entry in all_kernels.kernels.items() if key != name}
     monkeypatch.setattr(registration, "REGISTRATION", replace(all_kernels, kernels=kernels))
     with pytest.raises(NotImplementedError, match=f"kernels {name} are not among the cubins"):
-        jax_flash.attention(**make_operands(), is_causal=True, implementation="cuda")
+        jax_flash.attention(**make_operands(heads=(4, 4)), is_causal=True, implementation="cuda")
     assert jax_flash.explain(**make_operands(), is_causal=False).on_cuda == "cuda"
 
 

@@ -61,11 +61,13 @@ def test_forward(implementation: str | None, make_operands: Operands) -> None:
         "scale_log2": "0.180336878 : f32",
         "inverse_scale": "8.000000e+00 : f32",
         "soft_cap": "0.000000e+00 : f32",
-        "band_lower": "0 : i32",
-        "band_upper": "0 : i32",
+        "band_lower": f"{-(2**30)} : i32",
+        "band_upper": f"{2**30} : i32",
+        "rows_per_query": "2 : i32",
     }
-    assert operand_types == ["2x3x9x4x64xbf16", "2x3x5x2x64xbf16", "2x3x5x2x64xbf16"]
-    assert result_types == ["2x3x9x4x64xbf16", "2x3x9x4xf32"]
+    # The two query heads of each key head are packed.
+    assert operand_types == ["2x3x18x2x64xbf16", "2x3x5x2x64xbf16", "2x3x5x2x64xbf16"]
+    assert result_types == ["2x3x18x2x64xbf16", "2x3x18x2xf32"]
     assert "while" not in text  # nothing of the chunked implementation is left
 
 
@@ -93,6 +95,7 @@ def test_backward(implementation: str | None, make_operands: Operands) -> None:
         "soft_cap": "0.000000e+00 : f32",
         "band_lower": "0 : i32",
         "band_upper": "-3 : i32",
+        "rows_per_query": "1 : i32",
     }
     query, key = "2x70x4x128xf16", "2x5x2x128xf16"
     assert operand_types == [query, key, key, query, "2x70x4xf32", query, "2x70x4xf32"]
@@ -111,9 +114,10 @@ def test_extreme_offsets_reach_the_kernels(offset: int, make_operands: Operands)
 
 def test_a_right_window_is_an_upper_bound(make_operands: Operands) -> None:
     call = loss(None, local_window_size=(None, 5), query_offset=2)
-    ((_, attributes, _, _),) = calls(lower(call, *make_operands().values()))
-    assert attributes["kernels"] == '"sm_90a/forward_bf16_d64_causal_short"'
-    assert attributes["band_upper"] == "7 : i32"
+    for heads, kernel in (((4, 4), "causal_short"), ((4, 2), "ragged")):
+        ((_, attributes, _, _),) = calls(lower(call, *make_operands(heads=heads).values()))
+        assert attributes["kernels"] == f'"sm_90a/forward_bf16_d64_{kernel}"'
+        assert attributes["band_upper"] == "7 : i32"
 
 
 def test_the_widest_window_stays_within_int32(make_operands: Operands) -> None:
@@ -143,6 +147,7 @@ def test_attributes_have_the_types_that_the_handlers_decode() -> None:
         "scale_log2": np.float32,
         "inverse_scale": np.float32,
         "soft_cap": np.float32,
+        "rows_per_query": np.int32,
         "band_lower": np.int32,
         "band_upper": np.int32,
     }

@@ -48,6 +48,12 @@ SPLIT: dict[str, Any] = {
         (FORWARD, {"tile_kv": 120}, "tile_kv=120 is not a multiple of 16 up to 256"),
         (FORWARD, {"tile_kv": 272}, "tile_kv=272 is not a multiple of 16 up to 256"),
         (FORWARD, {"num_stages": 1}, "num_stages=1: overlap needs at least 2"),
+        (FORWARD, {"query_stages": 3}, "query_stages=3 is not 1 or 2"),
+        (
+            FORWARD | {"output_in_query": True},
+            {"query_stages": 2},
+            "query_stages=2, and the output takes the only one",
+        ),
         (BACKWARD, {"head_dim": 320}, "head dimension 320 is not a multiple of 64 up to 256"),
         (BACKWARD, {"tile_kv": 64}, "tile_kv=64 is not 64 rows for each of 2 consumer"),
         (BACKWARD, {"tile_q": 96}, "tile_q=96 is not a multiple of 64"),
@@ -95,6 +101,7 @@ def test_shared_memory_of_a_forward_tile_by_hand():
     tile = ForwardTile(**FORWARD)
     # Q, O, two stages of K and of V, 128 rows of 64 two-byte elements each; 1 KiB of barriers.
     assert tile.shared_memory_bytes == 6 * 128 * 64 * 2 + 1024
+    assert ForwardTile(**FORWARD, query_stages=2).shared_memory_bytes == 7 * 128 * 64 * 2 + 1024
     assert tile.threads == 3 * 128
     assert Arch.SM90A.limits.shared_memory_bytes == 227 * 1024
 
