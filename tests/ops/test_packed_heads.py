@@ -5,6 +5,7 @@ from __future__ import annotations
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.export import symbolic_shape
 
 from jax_flash.ops.packed_heads import MOST_QUERIES, can_pack_heads, pack_heads, unpack_heads
 from jax_flash.spec.problem import AttentionProblem, Feature
@@ -27,6 +28,7 @@ def test_packing_and_unpacking_invert_each_other() -> None:
     [
         {"query_length": MOST_QUERIES + 1},
         {"key_heads": 8},
+        {"query_length": symbolic_shape("t")[0]},
         {"features": frozenset({Feature.SINKS})},
         {"features": frozenset({Feature.BIAS})},
         {"features": frozenset({Feature.SEGMENT_IDS})},
