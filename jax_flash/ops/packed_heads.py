@@ -22,11 +22,10 @@ from jax_flash.spec.problem import AttentionProblem
 if TYPE_CHECKING:
     from jax_flash.ops.dispatch import KernelCall
 
-MOST_QUERIES = 64
-"""Half a tile: with more, few tiles are saved."""
-
 # On one H200, B=8 to 64, T=1 to 64 queries of 32 heads over 4 or 8, S=8192, packing took 0.15 to
 # 0.66 of the time; at T=128 1.04 to 1.22 of it (2026-11-30_nvidia-h200_packed_heads.csv).
+MOST_QUERIES = 64
+"""Half a tile: with more, few tiles are saved."""
 
 _POSSIBLE = frozenset(SEQUENCE_FEATURES)
 
@@ -76,8 +75,8 @@ def pack_heads(operands: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
     rows = query.reshape(*leading, length, key_heads, group, columns).swapaxes(-3, -2)
     packed = {"query": rows.reshape(*leading, length * group, key_heads, columns)}
     if "query_lengths" in operands:
-        # Not more than there are, so that the product fits.
-        packed["query_lengths"] = jnp.minimum(operands["query_lengths"], length) * group
+        # As the kernels clip them, so that the product fits int32.
+        packed["query_lengths"] = jnp.clip(operands["query_lengths"], 0, length) * group
     return {**operands, **packed}
 
 

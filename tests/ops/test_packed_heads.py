@@ -23,6 +23,14 @@ def test_packing_and_unpacking_invert_each_other() -> None:
     np.testing.assert_array_equal(unpacked["lse"], query[..., 0])
 
 
+def test_lengths_count_rows_and_do_not_overflow() -> None:
+    """Any int32 may be given as a length; kernels take less than 0 for 0 and too much for all."""
+    operands = {"query": jnp.zeros((4, 5, 6, 8)), "key": jnp.zeros((4, 7, 2, 8))}
+    lengths = jnp.asarray([3, -(2**31), 2**31 - 1, 5], jnp.int32)
+    packed = pack_heads({**operands, "query_lengths": lengths})
+    np.testing.assert_array_equal(packed["query_lengths"], [9, 0, 15, 15])
+
+
 @pytest.mark.parametrize(
     "changes",
     [
