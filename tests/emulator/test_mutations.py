@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -41,34 +42,45 @@ ROLES = {
 # padding to clear in shared memory. Forward is a ragged kernel, backward with a soft cap a general
 # one; the other of each has the same statements that synchronise.
 PROBLEMS = {
-    "forward": Problem(query_length=400, key_length=650, key_lengths=(540,)),
-    ROUNDS: Problem(query_length=190, key_length=300, head_dim=128),
-    "backward": Problem(
-        query_length=330,
-        key_length=300,
-        head_dim=128,
-        query_lengths=(310,),
-        key_lengths=(290,),
-        soft_cap=2.0,
-        deterministic=True,
+    "forward": (
+        Problem(query_length=400, key_length=650, key_lengths=(540,)),
+        # A producer that loads one key tile for each query tile can be a round ahead.
+        Problem(query_length=1000, key_length=90, query_lengths=(990,)),
     ),
-    "backward_kv": Problem(
-        query_length=420,
-        key_length=90,
-        head_dim=136,
-        value_head_dim=128,
-        query_lengths=(400,),
-        key_lengths=(80,),
+    ROUNDS: (Problem(query_length=190, key_length=300, head_dim=128),),
+    "backward": (
+        Problem(
+            query_length=330,
+            key_length=300,
+            head_dim=128,
+            query_lengths=(310,),
+            key_lengths=(290,),
+            soft_cap=2.0,
+            deterministic=True,
+        ),
     ),
-    "backward_q": Problem(
-        query_length=90,
-        key_length=420,
-        head_dim=136,
-        value_head_dim=128,
-        query_lengths=(80,),
-        key_lengths=(400,),
+    "backward_kv": (
+        Problem(
+            query_length=420,
+            key_length=90,
+            head_dim=136,
+            value_head_dim=128,
+            query_lengths=(400,),
+            key_lengths=(80,),
+        ),
+    ),
+    "backward_q": (
+        Problem(
+            query_length=90,
+            key_length=420,
+            head_dim=136,
+            value_head_dim=128,
+            query_lengths=(80,),
+            key_lengths=(400,),
+        ),
     ),
 }
+"""What the mutants of a kernel run; one of the problems has to show each."""
 SCHEDULES = [
     Schedule(order="random", landing="lazy", seed=1),
     Schedule(order="random", landing="random", seed=2),
@@ -147,17 +159,31 @@ SILENT = {
 """Changes that may go unreported, as patterns, how many of them at most, and why."""
 
 
-def operation_and_arrays(name: str, directory: Path) -> tuple[Operation, Arrays]:
-    """Returns what runs a kernel, and its inputs."""
-    problem, role = PROBLEMS[name], ROLES[name]
+class Case(NamedTuple):
+    """A problem, what runs the kernel on it, and its inputs."""
+
+    problem: Problem
+    operation: Operation
+    arrays: Arrays
+
+    def run(self, directory: Path, schedule: Schedule) -> Arrays:
+        """Runs the operation with the kernels of a directory."""
+        # One multiprocessor: a block works through several tiles, where kernels can.
+        options = Options(schedule=replace(schedule), multiprocessors=1)
+        problem, operation, arrays = self
+        return run_with_statistics(problem, operation, arrays, directory, options)[0]
+
+
+def case_of(problem: Problem, role: KernelRole, directory: Path) -> Case:
+    """Returns how a kernel of a role runs a problem."""
     inputs = problem.inputs()
     if role is KernelRole.FORWARD:
-        return problem.forward(), inputs
+        return Case(problem, problem.forward(), inputs)
     forward, _ = run_with_statistics(
         problem, problem.forward(), inputs, directory, Options(schedule=SCHEDULES[-1])
     )
     arrays = inputs | {"output": forward["output"], "lse": forward["lse"]}
-    return only_up_to(role, problem.backward()), arrays
+    return Case(problem, only_up_to(role, problem.backward()), arrays)
 
 
 def only_up_to(role: KernelRole, operation: Operation) -> Operation:
@@ -179,30 +205,30 @@ def copied_kernels(operation: Operation, source: Path, target: Path) -> None:
 
 
 def unreported(name: str, source: Path, directory: Path, every: int) -> Iterator[Mutant]:
-    """Yields, of each ``every``-th mutant of a kernel, those that no schedule shows."""
-    operation, arrays = operation_and_arrays(name, source)
-    copied_kernels(operation, source, directory)
-    (kernel,) = (kernel for kernel in operation.kernels if kernel.role is ROLES[name])
+    """Yields, of each ``every``-th mutant of a kernel, those that no problem and schedule shows."""
+    cases = [case_of(problem, ROLES[name], source) for problem in PROBLEMS[name]]
+    copied_kernels(cases[0].operation, source, directory)
+    (kernel,) = {
+        kernel for case in cases for kernel in case.operation.kernels if kernel.role is ROLES[name]
+    }
     path = directory / f"{kernel.name}.ptx"
     original = path.read_text()
-
-    def run(schedule: Schedule) -> Arrays:
-        # One multiprocessor: a block works through several tiles, where kernels can.
-        options = Options(schedule=replace(schedule), multiprocessors=1)
-        return run_with_statistics(PROBLEMS[name], operation, arrays, directory, options)[0]
-
-    expected = run(SCHEDULES[-1])
+    expected = [case.run(directory, SCHEDULES[-1]) for case in cases]
     for number, mutant in enumerate(mutants_of(original)):
         if number % every == 0:
             path.write_text(mutant.text)
-            if not any(shows(run, schedule, expected) for schedule in SCHEDULES):
+            if not any(
+                shows(case, directory, schedule, results)
+                for case, results in zip(cases, expected, strict=True)
+                for schedule in SCHEDULES
+            ):
                 yield mutant
 
 
-def shows(run, schedule: Schedule, expected: Arrays) -> bool:
+def shows(case: Case, directory: Path, schedule: Schedule, expected: Arrays) -> bool:
     """Whether a schedule makes a mutant fault, or give other bits."""
     try:
-        results = run(schedule)
+        results = case.run(directory, schedule)
     except ProgramFault:
         return True
     return any(
