@@ -42,8 +42,13 @@ ffi::Error CpuAttention::Load(const Call& call, std::string_view kernels) {
   soft_cap_ = Float(call, "soft_cap");
   // Which bounds there are is in the kernels' names; see jax_flash/spec/band_mask.py.
   const auto named = [&](std::string_view word) { return kernels.find(word) != kernels.npos; };
-  has_lower_ = named("_lower") || named("_band");
-  has_upper_ = named("_causal") || named("_band");
+  const bool has_both = named("_band") || named("_ragged") || named("_general");
+  has_lower_ = named("_lower") || has_both;
+  has_upper_ = named("_causal") || has_both;
+  rows_per_query_ = Integer(call, "rows_per_query");
+  if (rows_per_query_ <= 0) {
+    return InvalidArgument(Concat(rows_per_query_, " rows of each query"));
+  }
   band_lower_ = Integer(call, "band_lower");
   band_upper_ = Integer(call, "band_upper");
   return LoadValues(call);
@@ -57,30 +62,34 @@ ffi::Error CpuAttention::LoadValues(const Call& call) {
   JAX_FLASH_RETURN_IF_ERROR(ReadIntegers(call, "query_offset", &query_offset_));
   JAX_FLASH_RETURN_IF_ERROR(ReadIntegers(call, "query_lengths", &query_lengths_));
   JAX_FLASH_RETURN_IF_ERROR(ReadIntegers(call, "key_lengths", &key_lengths_));
-  JAX_FLASH_RETURN_IF_ERROR(ReadIntegers(call, "query_segment_ids", &query_segment_ids_));
+  JAX_FLASH_RETURN_IF_ERROR(ReadIntegers(call, "query_tile_ids", &query_segment_ids_));
   JAX_FLASH_RETURN_IF_ERROR(ReadFloats(call, "bias", &bias_));
   JAX_FLASH_RETURN_IF_ERROR(ReadIntegers(call, "mask", &mask_));
   bias_axes_ = Integer(call, "bias_axes");
   mask_axes_ = Integer(call, "mask_axes");
-  return ReadIntegers(call, "key_segment_ids", &key_segment_ids_);
+  return ReadIntegers(call, "key_tile_ids", &key_segment_ids_);
 }
 
 bool CpuAttention::IsValidQuery(const Row& row) const {
   if (!query_lengths_.empty() && row.query >= query_lengths_[row.batch]) return false;
-  return query_segment_ids_.empty() ||
-         query_segment_ids_[row.batch * query_length_ + row.query] >= 0;
+  return query_segment_ids_.empty() || IdAt(query_segment_ids_, row.batch, row.query) >= 0;
+}
+
+int64_t CpuAttention::IdAt(const std::vector<int64_t>& ids, int64_t batch, int64_t place) const {
+  // Of whole tiles, so that a batch element may have more ids than it has positions.
+  return ids[batch * (static_cast<int64_t>(ids.size()) / batch_) + place];
 }
 
 bool CpuAttention::MayAttend(const Row& row, int64_t key) const {
   if (!IsValidQuery(row)) return false;
   const int64_t offset = query_offset_.empty() ? 0 : query_offset_[row.batch];
-  const int64_t distance = key - row.query - offset;
+  const int64_t distance = key - row.query / rows_per_query_ - offset;
   if (has_lower_ && distance < band_lower_) return false;
   if (has_upper_ && distance > band_upper_) return false;
   if (!key_lengths_.empty() && key >= key_lengths_[row.batch]) return false;
   if (!mask_.empty() && mask_[DenseIndex(mask_axes_, row, key)] == 0) return false;
-  return key_segment_ids_.empty() || key_segment_ids_[row.batch * key_length_ + key] ==
-                                         query_segment_ids_[row.batch * query_length_ + row.query];
+  return key_segment_ids_.empty() || IdAt(key_segment_ids_, row.batch, key) ==
+                                         IdAt(query_segment_ids_, row.batch, row.query);
 }
 
 int64_t CpuAttention::QueryStart(const Row& row, int64_t width) const {

@@ -30,13 +30,15 @@ class CpuAttention {
   ffi::Error BackwardBias(const Call& call) const;
 
  private:
-  // Indices of a batch element, a query and a query head.
+  // Indices of a batch element, a query and a query head; of packed heads, a row of several heads.
   struct Row {
     int64_t batch, query, head;
   };
 
   ffi::Error LoadValues(const Call& call);
   bool IsValidQuery(const Row& row) const;
+  // The segment id of a position.
+  int64_t IdAt(const std::vector<int64_t>& ids, int64_t batch, int64_t place) const;
   bool MayAttend(const Row& row, int64_t key) const;
   // Scaled and capped, without the bias.
   float CappedLogit(const Row& row, int64_t key) const;
@@ -50,7 +52,7 @@ class CpuAttention {
   void ForEachRow(const Visit& visit) const;
 
   int64_t batch_, query_length_, query_heads_, key_length_, key_heads_, head_dim_, value_head_dim_;
-  int64_t band_lower_, band_upper_;
+  int64_t band_lower_, band_upper_, rows_per_query_;
   bool has_lower_, has_upper_;
   float scale_, soft_cap_ = 0;
   int64_t bias_axes_ = 0, mask_axes_ = 0;
