@@ -46,10 +46,9 @@ class KernelCall:
     soft_cap: float = 0.0
     """Bound of the logits; 0 for none."""
     band: Band
-    packs_heads: bool = False
-    """Whether the forward pass takes the query heads of a group as rows of one head."""
     rows_per_query: int = 1
-    """How many these are; set where the shapes of a device's part are known."""
+    """Query heads that are rows of one head, where an operation packs them; set where the shapes of
+    a device's part are known."""
 
     @property
     def variants(self) -> tuple[KernelVariant, ...]:
@@ -284,7 +283,6 @@ def _kernel_call(call: Call, problem: AttentionProblem, arch: Arch) -> KernelCal
     backward_bias = None
     if bias_dims is not None and Feature.BIAS in problem.features:
         backward_bias = backward_bias_operation(arch, dtype, bias_dims, problem.features)
-    packs_heads = can_pack_heads(problem)
     return KernelCall(
         forward=forward_operation(
             arch,
@@ -293,7 +291,7 @@ def _kernel_call(call: Call, problem: AttentionProblem, arch: Arch) -> KernelCal
             band.mask,
             problem.features,
             short=_is_short(problem),
-            packs_heads=packs_heads,
+            packs_heads=can_pack_heads(problem),
         ),
         backward=backward_operation(
             arch,
@@ -307,7 +305,6 @@ def _kernel_call(call: Call, problem: AttentionProblem, arch: Arch) -> KernelCal
         scale=call.semantics.scale,
         soft_cap=call.semantics.soft_cap or 0.0,
         band=band,
-        packs_heads=packs_heads,
     )
 
 

@@ -121,7 +121,7 @@ def explanation_of(call: Call, decision: Decision) -> Explanation:
         target="" if decision.target is None else decision.target.description,
         reasons_against_cuda=reasons,
         forward=() if kernels is None else _kernels(kernels.forward),
-        packed_heads=kernels is not None and kernels.packs_heads,
+        packed_heads=kernels is not None and kernels.forward.packs_heads,
         backward=() if kernels is None else (*_kernels(kernels.backward), *bias),
         deterministic_bwd=kernels is None or _is_deterministic(kernels.backward),
         backward_workspace_bytes=(

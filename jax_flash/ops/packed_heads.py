@@ -48,7 +48,7 @@ def with_packed_heads(
     operands: Mapping[str, jax.Array],
 ) -> dict[str, jax.Array]:
     """Runs an operation on a device's part of a call, with packed query heads where it has them."""
-    if not (call.packs_heads and operation == call.forward):
+    if not operation.packs_heads:
         return run(operation, call, operands)
     # The devices' parts decide: some may have fewer query heads for each of their key heads.
     group = operands["query"].shape[-2] // operands["key"].shape[-2]

@@ -169,6 +169,8 @@ class Operation:
     """Keys of a tile, which ``key_tiles`` are counted in."""
     padded_head_dim: int
     """D of the tile."""
+    packs_heads: bool = False
+    """Whether the query heads of a group are rows of one head (``ops.packed_heads``)."""
 
     @property
     def operand_names(self) -> tuple[str, ...]:
@@ -224,6 +226,7 @@ def forward_operation(
         tile_q=tile.tile_q,
         tile_kv=tile.tile_kv,
         padded_head_dim=head_dims[0],
+        packs_heads=packs_heads,
     )
 
 

@@ -96,36 +96,6 @@ PROBLEMS = {
     "sinks, lengths, D=128": Problem(
         query_length=70, key_length=150, head_dim=128, sinks=True, key_lengths=(101,)
     ),
-    "lengths, soft cap, grouped": Problem(
-        query_length=140,
-        key_length=300,
-        batch=2,
-        query_heads=2,
-        query_lengths=(140, 33),
-        key_lengths=(130, 300),
-        soft_cap=2.0,
-    ),
-    "lengths, causal, offsets, soft cap, D=128, deterministic": Problem(
-        query_length=100,
-        key_length=260,
-        head_dim=128,
-        batch=3,
-        upper=0,
-        query_offset=(160, 10, -50),
-        query_lengths=(100, 70, 100),
-        key_lengths=(260, 77, 0),
-        soft_cap=2.0,
-        deterministic=True,
-    ),
-    "sinks, lengths, soft cap, f16, D=128": Problem(
-        dtype=DType.F16,
-        query_length=70,
-        key_length=150,
-        head_dim=128,
-        sinks=True,
-        key_lengths=(101,),
-        soft_cap=2.0,
-    ),
     "narrow heads, deterministic": Problem(
         query_length=140, key_length=200, head_dim=40, value_head_dim=56, deterministic=True
     ),
@@ -172,6 +142,14 @@ PROBLEMS = {
         query_length=1, key_length=70, head_dim=64, value_head_dim=200
     ),
 }
+# The same on general kernels.
+PROBLEMS |= {
+    f"{name}, soft cap": replace(PROBLEMS[name], soft_cap=2.0)
+    for name in ("lengths, grouped", "lengths, causal, offsets, D=128, deterministic")
+}
+PROBLEMS["sinks, lengths, soft cap, f16, D=128"] = replace(
+    PROBLEMS["sinks, lengths, D=128"], dtype=DType.F16, soft_cap=2.0
+)
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)

@@ -72,8 +72,7 @@ def main() -> int:
     ):
         words = (dtype, f"d{head_dim}", mask, *(("long",) if lengths == LONG else ()))
         name = "_".join(words + (("deterministic",) if deterministic else ()))
-        is_short_beside_another = (head_dim, mask) in HAVE_SHORT_KERNELS
-        if wanted not in name or (lengths == LONG and not is_short_beside_another):
+        if wanted not in name or (lengths == LONG and (head_dim, mask) not in HAVE_SHORT_KERNELS):
             continue
         options = mask_options | {
             "deterministic_bwd": deterministic,
