@@ -117,6 +117,7 @@ PYTHON_SOURCES = [
     "jax_flash/kernels/sm90/pipelines.py",
     "jax_flash/kernels/sm90/query_rows.py",
     "jax_flash/kernels/sm90/query_tiles.py",
+    "jax_flash/kernels/sm90/tile_counter.py",
     "jax_flash/kernels/sm90/tma.py",
     "jax_flash/kernels/sm90/warp_schedule.py",
     "jax_flash/kernels/sm90/wgmma.py",

@@ -237,7 +237,7 @@ ffi::Error Run(ffi::RemainingArgs operands, ffi::RemainingRets results,
   const bool backward = call.FindBuffer("d_output") != nullptr;
   ++(backward ? backward_calls : forward_calls);
   if (!backward) return attention.Forward(call);
-  for (const char* name : {"dq_accumulator", "dq_semaphores"}) Spoil(call, name);
+  for (const char* name : {"dq_accumulator", "dq_semaphores", "tile_counter"}) Spoil(call, name);
   return attention.Backward(call);
 }
 

@@ -164,6 +164,7 @@ def _row_statistics_arguments(variant: KernelVariant) -> tuple[KernelArgument, .
     zeroed = (
         PointerArgument(operand="dq_accumulator", dtype="f32"),
         PointerArgument(operand="dq_semaphores", dtype="s32"),
+        PointerArgument(operand="tile_counter", dtype="s32"),
     )
     return (
         PointerArgument(operand="output", dtype=dtype),
@@ -191,6 +192,7 @@ def _backward_arguments(variant: KernelVariant) -> tuple[KernelArgument, ...]:
         *_ROW_STATISTICS,
         PointerArgument(operand="dq_accumulator", dtype="f32"),
         PointerArgument(operand="dq_semaphores", dtype="s32"),
+        PointerArgument(operand="tile_counter", dtype="s32"),
         *_SEQUENCES,
         *_GENERAL,
         *_SCALES,

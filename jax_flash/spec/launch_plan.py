@@ -5,6 +5,7 @@ batch never meet the 65,535 limit of y and z. The first factor varies fastest.
 """
 
 from dataclasses import dataclass, replace
+from enum import Enum, auto
 
 from jax_flash.spec.arch import Arch
 from jax_flash.spec.band_mask import BOTH_BOUNDS, FULL, BandMask
@@ -57,11 +58,31 @@ _ANY_LENGTH = 2**31 - 1
 # 512/517, 602/597, 647/645, 662/659.
 _NOT_RESIDENT_IF_CAUSAL = (256, 256)
 
+# Key tiles handed out by a counter against dealt out, TFLOP/s of the backward kernel at T = 512,
+# 1024, 2048, 4096, 8192, 16384 (runs 33 to 36): D=128 causal 328/302, 436/420, 501/499, 536/517,
+# 579/571, 590/591, heads 32 over 8 at 4096 547/536; D=128 full 462/465, 533/531, 556/566, -,
+# 586/594, -; D=64 causal 286/289, 375/375, 437/440, -, 504/517, -. Against a block for every tile,
+# deterministic: D=128 full 462/407, 517/489, 545/530, 571/550, 580/572, 585/578; causal 314/285,
+# 415/389, 484/461, 538/520, 564/545, 576/562; D=64 causal 295/245, 368/327, 423/400, 458/441,
+# 472/459, 473/471.
+_HANDED_OUT_IF_CAUSAL = (128, 128)
+
 # With documents of any length nobody knows in advance which tiles take longest, and the order in
 # which the hardware starts blocks shares them out better, unless all are short: at T=16384, with 16
 # documents, forward blocks took 0.89 ms resident and 0.75 not, backward ones 2.01 and 1.65
 # (2026-11-30_nvidia-h200_visible_area_resident.csv, and of commit 8835512 the file without that).
 _RAGGED_RESIDENT_UP_TO = {64: 4096, 128: 1024}
+
+
+class Dealing(Enum):
+    """How the blocks of a kernel get their tiles of work."""
+
+    ONE_EACH = auto()
+    """The grid has a block for every tile."""
+    DEALT = auto()
+    """Each has a share from the start. The grid may have a block for every tile, or fewer."""
+    HANDED_OUT = auto()
+    """Whoever needs one takes the next from a counter."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +106,7 @@ class LaunchPlan:
     resident_up_to: int = 0
     """With at most this many queries the grid is no larger than the device's multiprocessors, and
     each block works through several tiles; with more, there is a block for every tile."""
+    dealing: Dealing = Dealing.ONE_EACH
 
     def blocks(self, dimensions: dict[str, int]) -> int:
         """Returns the number of blocks for named dimensions, e.g. ``{"batch": 2, ...}``."""
@@ -97,7 +119,7 @@ class LaunchPlan:
 def launch_plan(variant: KernelVariant) -> LaunchPlan:
     """Returns how to launch ``variant``."""
     heads = GridFactor(value="query_heads")
-    resident_up_to = 0
+    resident_up_to, dealing = 0, Dealing.ONE_EACH
     if variant.role is KernelRole.FORWARD:
         forward = forward_tile_of(variant)
         tiles = GridFactor(value="query_length", divisor=forward.tile_q)
@@ -107,13 +129,15 @@ def launch_plan(variant: KernelVariant) -> LaunchPlan:
             resident_up_to = _RAGGED_RESIDENT_UP_TO.get(forward.head_dim, 0)
         elif variant.band.upper and variant.head_dims == _NOT_RESIDENT_IF_CAUSAL:
             resident_up_to = 0
+        if resident_up_to > 0:
+            dealing = Dealing.DEALT
     elif variant.role is KernelRole.BACKWARD:
         backward = fused_backward_tile_of(variant)
         tiles = GridFactor(value="key_length", divisor=backward.tile_kv)
         heads = GridFactor(value="key_heads")
         threads, shared_memory_bytes = backward.threads, backward.shared_memory_bytes
-        # Deterministic blocks wait for each other, which only those may that start in order.
-        if not variant.deterministic and variant.support is Support.BAND:
+        dealing = _dealing_of_backward(variant)
+        if dealing is not Dealing.ONE_EACH:
             resident_up_to = _ANY_LENGTH
     elif variant.role is KernelRole.BACKWARD_BIAS:
         return _backward_bias_plan(variant)
@@ -136,7 +160,21 @@ def launch_plan(variant: KernelVariant) -> LaunchPlan:
         shared_memory_bytes=shared_memory_bytes,
         grid=(tiles, heads, GridFactor(value="batch")),
         resident_up_to=resident_up_to,
+        dealing=dealing,
     )
+
+
+def _dealing_of_backward(variant: KernelVariant) -> Dealing:
+    """Returns how key tiles get to blocks; deterministic ones wait for tiles of lower ranks.
+
+    Those must have been taken before, by blocks that run: handed out they are, and also with a
+    block for every tile, as the hardware starts blocks in order. Dealt out they might not be.
+    """
+    if variant.support is Support.RAGGED and variant.head_dims == (64, 64):
+        return Dealing.ONE_EACH  # With a loop over tiles the compiler serialises its matmuls.
+    if variant.deterministic or (variant.band.upper and variant.head_dims == _HANDED_OUT_IF_CAUSAL):
+        return Dealing.HANDED_OUT
+    return Dealing.DEALT if variant.support is Support.BAND else Dealing.ONE_EACH
 
 
 def _backward_bias_plan(variant: KernelVariant) -> LaunchPlan:
@@ -274,6 +312,7 @@ def backward_operation(
                 axes=("query_heads", "padded_query_length", "padded_head_dim"),
             ),
             Buffer(name="dq_semaphores", dtype="int32", axes=("query_heads", "query_tiles")),
+            Buffer(name="tile_counter", dtype="int32", axes=()),
         ]
     return Operation(
         target="jax_flash_backward_v1",

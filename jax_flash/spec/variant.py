@@ -28,7 +28,7 @@ class KernelRole(Enum):
     """Output and log-sum-exp."""
     ROW_STATISTICS = "row_statistics"
     """First step of backward: ``rowsum(dO * O) - dlse`` and the base-2 log-sum-exp; zeroes the
-    accumulator and the semaphores where the next kernel uses any."""
+    accumulator, the semaphores and the tile counter where the next kernel uses any."""
     BACKWARD = "backward"
     """dK, dV and the float32 accumulator of dQ."""
     FINISH_DQ = "finish_dq"

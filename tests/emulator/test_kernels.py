@@ -174,7 +174,7 @@ def test_interleavings_do_not_change_deterministic_bits(kernel_directory: Path):
 
 @pytest.mark.parametrize("upper", [None, 0])
 def test_bits_do_not_depend_on_the_grid(upper: int | None, kernel_directory: Path):
-    """However many blocks share out the tiles, in pairs and at the end longest first."""
+    """However many blocks share out the tiles: dealt in turns, or in pairs and longest first."""
     case = Problem(
         query_length=400, key_length=330, query_heads=6, key_heads=3, batch=2, upper=upper
     )
@@ -188,6 +188,55 @@ def test_bits_do_not_depend_on_the_grid(upper: int | None, kernel_directory: Pat
         for name in ("output", "lse", "d_key", "d_value"):
             assert runs[0][name].tobytes() == other[name].tobytes(), name
         assert_close(other, exact(case), case.dtype)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(
+            Problem(query_length=200, key_length=330, batch=2, deterministic=True), id="D=64"
+        ),
+        pytest.param(
+            Problem(query_length=150, key_length=330, head_dim=128, upper=60, deterministic=True),
+            id="D=128, causal",
+        ),
+        pytest.param(
+            Problem(
+                query_length=200,
+                key_length=400,
+                head_dim=128,
+                batch=2,
+                key_lengths=(130, 400),
+                query_lengths=(200, 0),
+                upper=10,
+                deterministic=True,
+            ),
+            id="D=128, lengths of 0",
+        ),
+        pytest.param(
+            Problem(query_length=150, key_length=330, head_dim=128, query_heads=2, upper=60),
+            id="D=128, causal, any order of sums",
+        ),
+    ],
+)
+def test_handed_out_key_tiles_get_done_whoever_takes_them(case: Problem, kernel_directory: Path):
+    """Blocks take tiles from a counter: one of them all, or each one, also if few run at a time."""
+    runs = [
+        run_both(
+            case,
+            kernel_directory,
+            Options(schedule=schedule, resident_clusters=resident, multiprocessors=blocks),
+        )
+        for schedule, resident, blocks in zip(
+            SCHEDULES.values(), (1, 2, 3, 3), (3, 1, 3, 100), strict=True
+        )
+    ]
+    assert_close(runs[0], exact(case), case.dtype)
+    for other in runs[1:]:
+        assert_close(other, exact(case), case.dtype)
+        for name, array in runs[0].items():
+            if case.deterministic or name != "d_query":
+                assert array.tobytes() == other[name].tobytes(), name
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from jax_flash.kernels.shared import tile_scheduler
+from jax_flash.spec.launch_plan import Dealing
 
 
 @pytest.fixture
@@ -25,7 +26,7 @@ def grid(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     )
     monkeypatch.setattr(tile_scheduler, "Int32", int)
     monkeypatch.setattr(tile_scheduler, "divide", lambda dividend, divisor: dividend // divisor)
-    ours = "make_schedule work_of_round _share _place_in_round _last_of_section _tile_of_share"
+    ours = "make_schedule work_at _share _place_in_round _last_of_section _tile_of_share"
     for name in ours.split():
         monkeypatch.setattr(tile_scheduler, name, getattr(tile_scheduler, name).__wrapped__)
     return grid
@@ -40,17 +41,17 @@ def shares(
     *,
     differ_in_length: bool,
     section: int = 8,
-    resident: bool = True,
+    dealing: Dealing = Dealing.DEALT,
 ) -> list[list[tuple[int, int, int]]]:
-    """Returns the tiles of each block, in order."""
+    """Returns the tiles of each block, in order; handed out, those of all blocks from each."""
     grid.blocks = blocks
     result = []
     for grid.block in range(blocks):
         schedule = tile_scheduler.make_schedule(
-            tiles, heads, batch, differ_in_length, section, resident
+            tiles, heads, batch, differ_in_length, section, dealing
         )
         result.append(
-            [tuple(tile_scheduler.work_of_round(schedule, r)) for r in range(schedule.rounds)]
+            [tuple(tile_scheduler.work_at(schedule, place)) for place in range(schedule.places)]
         )
     return result
 
@@ -70,11 +71,14 @@ def test_each_tile_is_worked_on_once(grid: SimpleNamespace, differ_in_length: bo
                 assert sorted(chain.from_iterable(given)) == expected, (tiles, heads, batch, blocks)
 
 
+@pytest.mark.parametrize("dealing", [Dealing.ONE_EACH, Dealing.HANDED_OUT])
 @pytest.mark.parametrize("section", [1, 2, 5, 100])
-def test_tiles_of_a_head_start_in_order(grid: SimpleNamespace, section: int) -> None:
-    """Where blocks wait for each other, for those that have the tiles after their own."""
+def test_tiles_of_a_head_are_taken_in_order(
+    grid: SimpleNamespace, section: int, dealing: Dealing
+) -> None:
+    """Where they wait for each other, for the tiles after their own."""
     for tiles, heads, batch in ((1, 3, 1), (4, 3, 2), (7, 5, 1)):
-        blocks = tiles * heads * batch
+        blocks = tiles * heads * batch if dealing is Dealing.ONE_EACH else 3
         given = shares(
             grid,
             tiles,
@@ -83,16 +87,22 @@ def test_tiles_of_a_head_start_in_order(grid: SimpleNamespace, section: int) -> 
             blocks,
             differ_in_length=True,
             section=section,
-            resident=False,
+            dealing=dealing,
         )
-        assert all(len(share) == 1 for share in given)
-        started: dict[tuple[int, int], list[int]] = {}
-        for ((tile, head, element),) in given:
-            started.setdefault((element, head), []).append(tile)
-        assert len(started) == heads * batch
-        assert all(order == list(reversed(range(tiles))) for order in started.values())
+        if dealing is Dealing.ONE_EACH:
+            assert all(len(share) == 1 for share in given)
+            in_order = [share[0] for share in given]
+        else:
+            # Whichever block takes a rank, it is the same tile.
+            assert all(share == given[0] for share in given)
+            in_order = given[0]
+        taken: dict[tuple[int, int], list[int]] = {}
+        for tile, head, element in in_order:
+            taken.setdefault((element, head), []).append(tile)
+        assert len(taken) == heads * batch
+        assert all(order == list(reversed(range(tiles))) for order in taken.values())
         in_section = min(section, heads * batch)
-        side_by_side = {(element, head) for ((_, head, element),) in given[:in_section]}
+        side_by_side = {(element, head) for _, head, element in in_order[:in_section]}
         assert len(side_by_side) == in_section
 
 

@@ -249,7 +249,7 @@ def test_explain_says_everything(make_operands: Operands) -> None:
         "sm_90a/finish_dq_bf16_d128",
     ]
     # Batch 2, 4 heads, 2 tiles of 64 queries: two float32 a row, 128 for dQ; one int32 a tile.
-    assert explanation.backward_workspace_bytes == 2 * 4 * (2 * 64 * 4 * (1 + 1 + 128) + 2 * 4)
+    assert explanation.backward_workspace_bytes == 2 * 4 * (2 * 64 * 4 * (1 + 1 + 128) + 2 * 4 + 1)
     text = str(explanation)
     for part in (
         "on CUDA: cuda (kernels); no CUDA device in this process, so sm_90a",

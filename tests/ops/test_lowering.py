@@ -88,7 +88,8 @@ def test_backward(implementation: str | None, make_operands: Operands) -> None:
         "kernels": '"sm_90a/row_statistics_f16_d128,'
         'sm_90a/backward_f16_d128_causal_deterministic,sm_90a/finish_dq_f16_d128"',
         "operands": '"query,key,value,output,lse,d_output,d_lse"',
-        "results": '"d_query,d_key,d_value,lse_log2,delta,dq_accumulator,dq_semaphores"',
+        "results": '"d_query,d_key,d_value,lse_log2,delta,'
+        'dq_accumulator,dq_semaphores,tile_counter"',
         "scale": "2.000000e+00 : f32",
         "inverse_scale": "5.000000e-01 : f32",
         "scale_log2": "2.885390e+00 : f32",
@@ -101,7 +102,7 @@ def test_backward(implementation: str | None, make_operands: Operands) -> None:
     assert operand_types == [query, key, key, query, "2x70x4xf32", query, "2x70x4xf32"]
     # 70 queries are two tiles of 64.
     rows = "2x4x128xf32"
-    assert result_types == [query, key, key, rows, rows, "2x4x128x128xf32", "2x4x2xi32"]
+    assert result_types == [query, key, key, rows, rows, "2x4x128x128xf32", "2x4x2xi32", "2xi32"]
     assert "while" not in text
 
 

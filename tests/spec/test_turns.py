@@ -43,10 +43,10 @@ def visitors(band: Band, queries: int, keys: int, query_tile: int) -> list[int]:
     return found
 
 
-def test_every_block_waits_only_for_blocks_that_started_before_it() -> None:
-    """By induction over the blocks that have started, each of them then finishes.
+def test_every_tile_waits_only_for_tiles_that_were_taken_before_it() -> None:
+    """By induction over the tiles that have been taken, each of them then gets done.
 
-    That those of a head start in the order of their key tiles is tested with the scheduler.
+    That those of a head are taken in the order of their key tiles is tested with the scheduler.
     """
     waits = 0
     for band, queries, keys in bands():
@@ -62,6 +62,6 @@ def test_every_block_waits_only_for_blocks_that_started_before_it() -> None:
             in_turn = sorted(found, key=lambda tile: turn_of(tile, begin))
             turns = [turn_of(tile, begin) for tile in in_turn]
             assert turns == list(range(len(found))), "a turn that nobody has would never end"
-            assert in_turn == sorted(found), "a block would wait for one that starts later"
+            assert in_turn == sorted(found), "a tile would wait for one that is taken later"
             waits += max(len(found) - 1, 0)
     assert waits > 1000

@@ -3,9 +3,9 @@
 For each row: ``delta = rowsum(dO * O) - dlse`` (FlashAttention 2, algorithm 2, line 4; the
 log-sum-exp's cotangent enters here) and ``lse_log2 = lse * log2(e)``. Rows that saw no key, and
 rows that pad the last tile, get ``lse_log2 = +inf`` and ``delta = 0``, so that the main kernel
-computes zero weights for them. XLA's buffers hold anything: the float32 accumulator of dQ and the
-semaphores that order its summation are zeroed here, on the same stream, where the main kernel has
-them.
+computes zero weights for them. XLA's buffers hold anything: the float32 accumulator of dQ, the
+semaphores that order its summation and the counter that key tiles are handed out from are zeroed
+here, on the same stream, where the main kernel has them.
 
 One block owns one query tile of one head; 16-byte loads, ``D / 8`` lanes a row.
 """
@@ -48,6 +48,7 @@ class RowStatisticsKernel:
         value_head_dim: Int32,
         dq_accumulator: cute.Pointer | None = None,
         dq_semaphores: cute.Pointer | None = None,
+        tile_counter: cute.Pointer | None = None,
     ):
         """Declares the kernel's parameters in the order of ``spec.kernel_args``."""
         self.kernel(
@@ -62,6 +63,7 @@ class RowStatisticsKernel:
             value_head_dim,
             dq_accumulator,
             dq_semaphores,
+            tile_counter,
         ).launch(grid=[query_heads, 1, 1], block=[self.plan.threads, 1, 1])
 
     @cute.kernel
@@ -78,6 +80,7 @@ class RowStatisticsKernel:
         value_head_dim: Int32,
         dq_accumulator: cute.Pointer | None,
         dq_semaphores: cute.Pointer | None,
+        tile_counter: cute.Pointer | None,
     ):
         """Handles one query tile of one head."""
         block, _, _ = cute.arch.block_idx()
@@ -118,6 +121,9 @@ class RowStatisticsKernel:
             self.zero_accumulator(dq_accumulator, block, thread)
             if thread == 0:
                 cute.make_tensor(dq_semaphores + block, cute.make_layout(1))[0] = Int32(0)
+                # One for each batch element, as buffers are; the first of them counts.
+                if tile == 0 and head == 0:
+                    cute.make_tensor(tile_counter + batch, cute.make_layout(1))[0] = Int32(0)
 
     @cute.jit
     def dot(self, output: cute.Pointer, d_output: cute.Pointer):

@@ -4,9 +4,14 @@ The grid is as large as the device holds at a time, and each block works through
 that loading one overlaps finishing another. The order changes speed alone: no result depends on
 which block computes it.
 
-Tiles of one length are dealt out in turns. Under a causal mask the last queries see the most keys,
-and blocks that got more than their share would end late. So most tiles are dealt out in pairs of
-one total length, a tile and its mirror image; those left at the end longest first, back and forth.
+Dealt out, a block knows its share from the start. Tiles of one length are dealt out in turns. Under
+a causal mask the last queries see the most keys, and blocks that got more than their share would
+end late. So most tiles are dealt out in pairs of one total length, a tile and its mirror image;
+those left at the end longest first, back and forth.
+
+Handed out, every block takes the next tile from a counter when it needs one, the longest of some
+heads first (``sm90.tile_counter``). A tile is taken after those of lower ranks, by a block that
+runs: it may wait for them.
 """
 
 from typing import NamedTuple
@@ -16,6 +21,7 @@ import cutlass.cute as cute
 from cutlass import Int32
 
 from jax_flash.kernels.shared.division import divide
+from jax_flash.spec.launch_plan import Dealing
 
 ROUNDS_AT_THE_END = 4
 """Tiles of a block, at least, that are not dealt out in pairs: enough to even out the rest."""
@@ -31,13 +37,14 @@ class Schedule(NamedTuple):
     heads_of_batch: Int32
     heads: Int32
     """Of all batch elements."""
-    rounds: Int32
-    """Tiles of this block."""
+    places: Int32
+    """What the places that ``work_at`` takes are below: the rounds of this block, 0, 1, ..., or
+    where tiles are handed out the ranks of all tiles."""
     shares: "Shares | None"
     """None where all tiles are of one length."""
     heads_in_section: Int32
     """As in ``make_schedule``."""
-    resident: bool
+    dealing: Dealing
     """Likewise."""
 
 
@@ -68,7 +75,7 @@ def make_schedule(
     batch: Int32,
     differ_in_length: cutlass.Constexpr,
     heads_in_section: Int32,
-    resident: cutlass.Constexpr,
+    dealing: cutlass.Constexpr,
 ):
     """Returns the calling block's share of all tiles.
 
@@ -77,19 +84,21 @@ def make_schedule(
       heads_of_batch: of a batch element.
       batch: batch elements.
       differ_in_length: whether the later tiles of a head take longer.
-      heads_in_section: heads whose tiles start side by side where every tile has a block of its
-        own: few, so that what their tiles share stays in the L2 cache.
-      resident: whether the grid may have fewer blocks than there are tiles. Where not, the last
-        tiles of a head start first, whether they take longer or the others wait for them.
+      heads_in_section: heads whose tiles start side by side where they are not dealt out: few, so
+        that what their tiles share stays in the L2 cache.
+      dealing: how blocks get their tiles. Where they are not dealt out, the last tiles of a head
+        start first, whether they take longer or the others wait for them.
     """
     block, _, _ = cute.arch.block_idx()
     blocks, _, _ = cute.arch.grid_dim()
     heads = heads_of_batch * batch
-    rounds, shares = Int32(1), None
-    if cutlass.const_expr(resident):
-        rounds, shares = _share(block, blocks, tiles, heads, differ_in_length)
+    places, shares = Int32(1), None
+    if cutlass.const_expr(dealing is Dealing.DEALT):
+        places, shares = _share(block, blocks, tiles, heads, differ_in_length)
+    if cutlass.const_expr(dealing is Dealing.HANDED_OUT):
+        places = tiles * heads
     return Schedule(
-        block, blocks, tiles, heads_of_batch, heads, rounds, shares, heads_in_section, resident
+        block, blocks, tiles, heads_of_batch, heads, places, shares, heads_in_section, dealing
     )
 
 
@@ -127,22 +136,24 @@ def _place_in_round(block: Int32, blocks: Int32, round_: Int32):
 
 
 @cute.jit
-def work_of_round(schedule: cutlass.Constexpr, round_: Int32):
-    """Returns the tile that a block works on in a round."""
+def work_at(schedule: cutlass.Constexpr, place: Int32):
+    """Returns the tile that a block works on: in a round, or the one of a rank (``places``)."""
     block, blocks, tiles = schedule.block, schedule.blocks, schedule.tiles
     heads, shares = schedule.heads, schedule.shares
     tile, head = Int32(0), Int32(0)
-    if cutlass.const_expr(not schedule.resident):
+    if cutlass.const_expr(schedule.dealing is Dealing.ONE_EACH):
         tile, head = _last_of_section(block, tiles, heads, schedule.heads_in_section)
+    elif cutlass.const_expr(schedule.dealing is Dealing.HANDED_OUT):
+        tile, head = _last_of_section(place, tiles, heads, schedule.heads_in_section)
     elif cutlass.const_expr(shares is None):
         # All tiles of a head follow each other, to read its keys and values from the L2 cache.
-        rank = round_ * blocks + block
+        rank = place * blocks + block
         head = divide(rank, tiles)
         tile = rank - head * tiles
     elif blocks >= tiles * heads:
         tile, head = _last_of_section(block, tiles, heads, schedule.heads_in_section)
     else:
-        tile, head = _tile_of_share(block, blocks, tiles, heads, shares, round_)
+        tile, head = _tile_of_share(block, blocks, tiles, heads, shares, place)
     batch = divide(head, schedule.heads_of_batch)
     return Work(tile, head - batch * schedule.heads_of_batch, batch)
 
@@ -151,7 +162,7 @@ def work_of_round(schedule: cutlass.Constexpr, round_: Int32):
 def _last_of_section(rank: Int32, tiles: Int32, heads: Int32, heads_in_section: Int32):
     """Returns tile and head at a rank when the last tiles of a section of heads come first.
 
-    Blocks start in this order: if the last take longest, short ones fill the end.
+    They are taken in this order: if the last take longest, short ones fill the end.
     """
     first_head = divide(rank, tiles * heads_in_section) * heads_in_section
     section_heads = cutlass.min(heads - first_head, heads_in_section)

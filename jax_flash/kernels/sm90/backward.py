@@ -7,8 +7,8 @@ With ``P = exp(scale * Q K^T - lse)``, ``dP = dO V^T`` and ``delta = rowsum(dO *
 (FlashAttention 2, algorithm 2; the log-sum-exp's cotangent enters through delta.) Shapes as in
 ``forward``. One block owns ``tile_kv`` keys of one key head and visits the query tiles of every
 query head of the group, so that dK and dV are summed in registers, in a fixed order, also for
-grouped heads. Then it owns the next keys of its share (``shared.tile_scheduler``), whose loads
-start before these gradients are stored::
+grouped heads. Then it owns the next keys (``shared.tile_scheduler``), whose loads start before
+these gradients are stored::
 
     warpgroup 0   producer   one warp issues TMA:  K, V, then Q, lse and dO, delta tiles
                   reduce     adds dQ parts to global memory; two warps, in turns, when deterministic
@@ -31,39 +31,37 @@ from jax_flash.kernels.shared.dense import Dense
 from jax_flash.kernels.shared.division import divide
 from jax_flash.kernels.shared.parameters import Bounds, Features, Sizes, changes_of_scores
 from jax_flash.kernels.shared.soft_cap import SoftCap
-from jax_flash.kernels.shared.tile_scheduler import Schedule, make_schedule, work_of_round
+from jax_flash.kernels.shared.tile_scheduler import Schedule, make_schedule, work_at
 from jax_flash.kernels.shared.visibility import (
     TileView,
     Visibility,
     make_visibility,
     view_of_key_tile,
 )
-from jax_flash.kernels.sm90 import dq_accumulator, pipelines, wgmma
+from jax_flash.kernels.sm90 import dq_accumulator, pipelines, tile_counter, wgmma
 from jax_flash.kernels.sm90.backward_compute import compute
 from jax_flash.kernels.sm90.backward_load import load
 from jax_flash.kernels.sm90.backward_reduce import reduce, reduce_warps
 from jax_flash.kernels.sm90.query_rows import QueryRows, make_query_rows
+from jax_flash.kernels.sm90.tile_counter import TileCounter
 from jax_flash.kernels.sm90.tma import TmaOperand, tma_atom
 from jax_flash.kernels.sm90.warp_schedule import REGISTERS, WARPGROUP_THREADS, WARPGROUP_WARPS
-from jax_flash.spec.launch_plan import launch_plan
+from jax_flash.spec.launch_plan import Dealing, launch_plan
 from jax_flash.spec.tile import BackwardTile
 from jax_flash.spec.variant import KernelVariant, fused_backward_tile_of
 
-SECTION_BYTES = 32 * 2**20
-"""Most of the L2 cache, for what deterministic blocks that start together read and add to."""
 
+def heads_in_section(variant: KernelVariant, tile: BackwardTile, key_tiles: Int32) -> Int32:
+    """Returns of how many heads key tiles are worked on side by side, where they are not dealt out.
 
-def heads_in_section(tile: BackwardTile, key_tiles: Int32, deterministic: bool) -> Int32:
-    """Returns of how many heads key tiles start side by side, where each has a block of its own.
-
-    Deterministic blocks of one head that start together must wait, as each can only follow the one
-    before it. So those of many heads start together: of as many as the L2 cache holds Q, dO and the
-    float32 sums of dQ, if there are as many queries as keys.
+    Blocks that start together then have tiles of one length. Deterministic ones of one head would
+    have to wait, as each can only follow the one before it, and the more the more their lengths
+    differ. What is read and added to by all together must fit the L2 cache: Q, dO and the float32
+    sums of dQ, if there are as many queries as keys.
     """
-    if not deterministic:
-        return Int32(1)
+    megabytes = 32 if variant.deterministic and variant.band.upper else 16
     bytes_of_tile = tile.tile_kv * tile.head_dim * (2 + 2 + 4)
-    return cutlass.max(divide(Int32(SECTION_BYTES // bytes_of_tile), key_tiles), 1)
+    return cutlass.max(divide(Int32(megabytes * 2**20 // bytes_of_tile), key_tiles), 1)
 
 
 def staging_of(start: cute.Pointer, tile: BackwardTile, dtype: type) -> cute.Tensor:
@@ -110,9 +108,11 @@ class BackwardContext(NamedTuple):
     dense: Dense | None
     """Likewise."""
     schedule: Schedule
+    tiles: TileCounter | None
+    """None where key tiles are dealt out."""
     heads_per_group: Int32
     view: TileView | None = None
-    """Of the block's keys in this round, as what follows; set by ``in_round``."""
+    """Of the keys that the block owns now, as what follows; set by ``at``."""
     key_tile: Int32 | None = None
     key_head: Int32 | None = None
     batch: Int32 | None = None
@@ -147,9 +147,9 @@ class BackwardContext(NamedTuple):
         """Columns of dQ that one warpgroup computes."""
         return dq_accumulator.columns(self.tile)
 
-    def in_round(self, round_: Int32) -> "BackwardContext":
-        """Returns the context of the keys that the block owns in a round."""
-        work = work_of_round(self.schedule, round_)
+    def at(self, place: Int32) -> "BackwardContext":
+        """Returns the context of the keys that the block owns at a place of its schedule."""
+        work = work_at(self.schedule, place)
         # Under a causal mask the first keys are seen by the most queries.
         key_tile = self.schedule.tiles - 1 - work.tile
         view = view_of_key_tile(self.visibility, work.batch, key_tile)
@@ -187,6 +187,7 @@ class BackwardKernel:
         delta: cute.Pointer,
         dq_accumulator: cute.Pointer,
         dq_semaphores: cute.Pointer,
+        counter: cute.Pointer,
         features: Features,
         scale_log2: Float32,
         scale: Float32,
@@ -209,6 +210,7 @@ class BackwardKernel:
             delta,
             dq_accumulator,
             dq_semaphores,
+            counter,
             features,
             scale_log2,
             scale,
@@ -235,6 +237,7 @@ class BackwardKernel:
         delta: cute.Pointer,
         dq_accumulator_pointer: cute.Pointer,
         dq_semaphores: cute.Pointer,
+        counter: cute.Pointer,
         features: Features,
         scale_log2: Float32,
         scale: Float32,
@@ -277,6 +280,11 @@ class BackwardKernel:
             pipelines.init_barriers(key_empty_barrier, 1, consumers * WARPGROUP_WARPS)
             pipelines.init_barriers(dq_full_barriers, warps_of_reduce, consumers * WARPGROUP_WARPS)
             pipelines.init_barriers(dq_empty_barrier, 1, 1)
+        dealing, tiles = launch_plan(self.variant).dealing, None
+        if cutlass.const_expr(dealing is Dealing.HANDED_OUT):
+            tiles = tile_counter.allocate(memory, counter)
+            if warp == 0:
+                tile_counter.init_barriers(tiles, consumers * WARPGROUP_WARPS + warps_of_reduce)
 
         query_operand = TmaOperand(tma_query, query_shared)
         row_bytes = tile.tile_q * Float32.width // 8
@@ -326,9 +334,10 @@ class BackwardKernel:
                 sizes.key_heads,
                 batch,
                 differ_in_length=self.variant.band.upper,
-                heads_in_section=heads_in_section(tile, key_tiles, self.variant.deterministic),
-                resident=launch_plan(self.variant).resident_up_to > 0,
+                heads_in_section=heads_in_section(self.variant, tile, key_tiles),
+                dealing=dealing,
             ),
+            tiles=tiles,
             heads_per_group=divide(sizes.query_heads, sizes.key_heads),
         )
         pipelines.publish_barriers()

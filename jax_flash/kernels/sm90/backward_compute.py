@@ -21,6 +21,7 @@ from jax_flash.kernels.sm90.query_tiles import (
     number_of_visits,
     segments_of_queries,
 )
+from jax_flash.kernels.sm90.tile_counter import read_rank
 from jax_flash.kernels.sm90.warp_schedule import WARPGROUP_THREADS, NamedBarrier
 
 
@@ -81,10 +82,12 @@ def compute(ctx: cutlass.Constexpr, consumer: Int32, thread: Int32):
     query_pipeline, d_output_pipeline = ctx.query_pipeline, ctx.d_output_pipeline
     state = ctx.consumer_state()  # of both pipelines, which run in step
     buffer = Int32(0)
-    schedule, in_round = ctx.schedule, ctx.in_round
+    schedule, at, tiles = ctx.schedule, ctx.at, ctx.tiles
 
-    for round_ in cutlass.range(schedule.rounds, unroll=1):
-        own = in_round(round_)
+    round_ = Int32(0)
+    place = read_rank(tiles, round_)
+    while place < schedule.places:
+        own = at(place)
         d_key = wgmma.accumulator(ctx.mma_gradients, ctx.key.columns)
         d_value = wgmma.accumulator(ctx.mma_gradients, ctx.value.columns)
         d_key.fill(0.0)
@@ -201,6 +204,8 @@ def compute(ctx: cutlass.Constexpr, consumer: Int32, thread: Int32):
             pipelines.release(query_pipeline, stage_before(ctx, state))
         d_key.store(d_key.load() * ctx.scale)
         store_gradients(own, (d_key, d_value), buffer, consumer, thread)
+        round_ += 1
+        place = read_rank(tiles, round_)
     # Shared memory must outlive the last stores' reads of it.
     cute.arch.cp_async_bulk_wait_group(0, read=True)
 

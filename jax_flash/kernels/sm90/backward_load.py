@@ -7,6 +7,7 @@ from cutlass.cute.nvgpu import cpasync
 from cutlass.pipeline import PipelineState
 
 from jax_flash.kernels.sm90.query_tiles import first_visit, next_visit, number_of_visits
+from jax_flash.kernels.sm90.tile_counter import take_rank
 
 
 @cute.jit
@@ -26,14 +27,18 @@ def load_rows(
 @cute.jit
 def load(ctx: cutlass.Constexpr):
     """Loads, in each round, the block's keys and values, then the query tiles that see them."""
-    schedule, in_round, empty = ctx.schedule, ctx.in_round, ctx.key_empty_barrier
+    schedule, at, tiles, empty = ctx.schedule, ctx.at, ctx.tiles, ctx.key_empty_barrier
     query_state, d_output_state = ctx.producer_state(), ctx.producer_state()
-    for round_ in cutlass.range(schedule.rounds, unroll=1):
-        own = in_round(round_)
+    round_ = Int32(0)
+    place = take_rank(tiles, round_)
+    while place < schedule.places:
+        own = at(place)
         # The first round finds the buffers empty: waiting for the phase before it returns at once.
         cute.arch.mbarrier_wait(empty, (round_ + 1) % 2)
         load_keys(own)
         query_state, d_output_state = load_queries(own, query_state, d_output_state)
+        round_ += 1
+        place = take_rank(tiles, round_)
 
 
 @cute.jit

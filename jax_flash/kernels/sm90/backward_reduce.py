@@ -14,8 +14,8 @@ consumers need for a part. So there are two of them when deterministic, each wit
 
 Float addition does not associate, so equal bits need one order of summation: for each query tile,
 the key tiles add in a fixed order, kept by a semaphore in global memory that counts how many have
-added. Blocks start in the order of their turns (see ``spec.turns``), and a block waits only for
-blocks that have earlier turns, so the wait always ends.
+added. Tiles are taken in the order of their turns (see ``spec.turns``), and a tile waits only for
+those of earlier turns, so the wait always ends.
 """
 
 import cutlass
@@ -25,6 +25,7 @@ from cutlass import Int32
 from jax_flash.kernels.shared.visibility import view_of_query_tile
 from jax_flash.kernels.sm90 import dq_accumulator
 from jax_flash.kernels.sm90.query_tiles import first_visit, next_visit, number_of_visits
+from jax_flash.kernels.sm90.tile_counter import read_rank
 from jax_flash.spec.turns import turn_of
 
 
@@ -57,10 +58,12 @@ def reduce(ctx: cutlass.Constexpr, warp: Int32):
     full, empty = ctx.dq_full_barriers + warp, ctx.dq_empty_barrier
     semaphores, head_tile = ctx.dq_semaphores, ctx.rows.head_tile
     accumulator, part, tile_shape = ctx.dq_accumulator, ctx.dq_shared, ctx.tile
-    schedule, in_round, warps = ctx.schedule, ctx.in_round, ctx.reduce_warps
+    schedule, at, tiles, warps = ctx.schedule, ctx.at, ctx.tiles, ctx.reduce_warps
     part_number = Int32(0)
-    for round_ in cutlass.range(schedule.rounds, unroll=1):
-        own = in_round(round_)
+    round_ = Int32(0)
+    place = read_rank(tiles, round_)
+    while place < schedule.places:
+        own = at(place)
         head, tile = first_visit(own)
         for _visit in cutlass.range(number_of_visits(own), unroll=1):
             if part_number % warps == warp:
@@ -84,3 +87,5 @@ def reduce(ctx: cutlass.Constexpr, warp: Int32):
                 cute.arch.sync_warp()
             part_number += 1
             head, tile = next_visit(own, head, tile)
+        round_ += 1
+        place = read_rank(tiles, round_)

@@ -249,7 +249,7 @@ class ForwardKernel:
                 batch,
                 differ_in_length=self.variant.band.upper,
                 heads_in_section=Int32(HEADS_IN_SECTION),
-                resident=launch_plan(self.variant).resident_up_to > 0,
+                dealing=launch_plan(self.variant).dealing,
             ),
             heads_per_group=divide(sizes.query_heads, sizes.key_heads),
         )

@@ -20,7 +20,7 @@ from jax_flash.kernels.shared.segments import hide_other_segments, visited_tile
 from jax_flash.kernels.shared.sequence import SequenceDefaults, value_or
 from jax_flash.kernels.shared.soft_cap import cap_scores
 from jax_flash.kernels.shared.tile_ranges import BandValues, hides_part_of, key_tile_range
-from jax_flash.kernels.shared.tile_scheduler import work_of_round
+from jax_flash.kernels.shared.tile_scheduler import work_at
 from jax_flash.kernels.shared.visibility import is_padding
 from jax_flash.kernels.sm90 import pipelines, wgmma
 from jax_flash.kernels.sm90.warp_schedule import WARPGROUP_THREADS, NamedBarrier
@@ -44,8 +44,8 @@ def compute(ctx: cutlass.Constexpr, consumer: Int32, thread: Int32):
     key_state, value_state = ctx.consumer_state(), ctx.consumer_state()
     view_of, query_buffer = ctx.view_of, ctx.query_buffer
     consumer_thread = consumer * WARPGROUP_THREADS + thread
-    for round_ in cutlass.range(ctx.schedule.rounds, unroll=1):
-        work = work_of_round(ctx.schedule, round_)
+    for round_ in cutlass.range(ctx.schedule.places, unroll=1):
+        work = work_at(ctx.schedule, round_)
         view = view_of(work)
         band = view.band
         row, column = wgmma.first_row_and_column(thread)

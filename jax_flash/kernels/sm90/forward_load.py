@@ -5,7 +5,7 @@ import cutlass.cute as cute
 from cutlass import Int32
 
 from jax_flash.kernels.shared.division import divide
-from jax_flash.kernels.shared.tile_scheduler import work_of_round
+from jax_flash.kernels.shared.tile_scheduler import work_at
 
 
 @cute.jit
@@ -19,8 +19,8 @@ def load(ctx: cutlass.Constexpr):
     load_key, load_value, view_of = ctx.key.load, ctx.value.load, ctx.view_of
     key_pipeline, value_pipeline = ctx.key_pipeline, ctx.value_pipeline
     key_state, value_state = ctx.producer_state(), ctx.producer_state()
-    for round_ in cutlass.range(ctx.schedule.rounds, unroll=1):
-        work = work_of_round(ctx.schedule, round_)
+    for round_ in cutlass.range(ctx.schedule.places, unroll=1):
+        work = work_at(ctx.schedule, round_)
         load_queries(ctx, work, round_)
         key_head = divide(work.head, ctx.heads_per_group)
         batch = work.batch
