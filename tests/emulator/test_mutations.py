@@ -12,6 +12,7 @@ import shutil
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
@@ -81,6 +82,9 @@ PROBLEMS = {
     ),
 }
 """What the mutants of a kernel run; one of the problems has to show each."""
+MULTIPROCESSORS = {"backward": (1, 3)}
+"""On how many they run it, if not on one. With one, a block works through several tiles, where
+kernels can; with more, blocks have to wait for each other's turns."""
 SCHEDULES = [
     Schedule(order="random", landing="lazy", seed=1),
     Schedule(order="random", landing="random", seed=2),
@@ -165,25 +169,25 @@ class Case(NamedTuple):
     problem: Problem
     operation: Operation
     arrays: Arrays
+    multiprocessors: int
 
     def run(self, directory: Path, schedule: Schedule) -> Arrays:
         """Runs the operation with the kernels of a directory."""
-        # One multiprocessor: a block works through several tiles, where kernels can.
-        options = Options(schedule=replace(schedule), multiprocessors=1)
-        problem, operation, arrays = self
+        problem, operation, arrays, multiprocessors = self
+        options = Options(schedule=replace(schedule), multiprocessors=multiprocessors)
         return run_with_statistics(problem, operation, arrays, directory, options)[0]
 
 
-def case_of(problem: Problem, role: KernelRole, directory: Path) -> Case:
+def case_of(problem: Problem, role: KernelRole, directory: Path, multiprocessors: int = 1) -> Case:
     """Returns how a kernel of a role runs a problem."""
     inputs = problem.inputs()
     if role is KernelRole.FORWARD:
-        return Case(problem, problem.forward(), inputs)
+        return Case(problem, problem.forward(), inputs, multiprocessors)
     forward, _ = run_with_statistics(
         problem, problem.forward(), inputs, directory, Options(schedule=SCHEDULES[-1])
     )
     arrays = inputs | {"output": forward["output"], "lse": forward["lse"]}
-    return Case(problem, only_up_to(role, problem.backward()), arrays)
+    return Case(problem, only_up_to(role, problem.backward()), arrays, multiprocessors)
 
 
 def only_up_to(role: KernelRole, operation: Operation) -> Operation:
@@ -206,7 +210,10 @@ def copied_kernels(operation: Operation, source: Path, target: Path) -> None:
 
 def unreported(name: str, source: Path, directory: Path, every: int) -> Iterator[Mutant]:
     """Yields, of each ``every``-th mutant of a kernel, those that no problem and schedule shows."""
-    cases = [case_of(problem, ROLES[name], source) for problem in PROBLEMS[name]]
+    cases = [
+        case_of(problem, ROLES[name], source, multiprocessors)
+        for problem, multiprocessors in product(PROBLEMS[name], MULTIPROCESSORS.get(name, (1,)))
+    ]
     copied_kernels(cases[0].operation, source, directory)
     (kernel,) = {
         kernel for case in cases for kernel in case.operation.kernels if kernel.role is ROLES[name]

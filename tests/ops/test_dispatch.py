@@ -257,7 +257,7 @@ def test_explain_says_everything(make_operands: Operands) -> None:
         "on the default backend of this process: xla (plain JAX)",
         "forward kernel: sm_90a/forward_bf16_d128_causal (tile_kv=64, tile_q=128; 168 registers)",
         "backward kernel: sm_90a/finish_dq_bf16_d128",
-        "deterministic, workspace 532,544 bytes",
+        "deterministic, workspace 532,552 bytes",
         "cubins: cubins",
     ):
         assert part in text

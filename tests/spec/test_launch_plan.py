@@ -9,6 +9,7 @@ from jax_flash.spec.band_mask import BOTH_BOUNDS, BandMask
 from jax_flash.spec.buffers import OPTIONAL_OPERANDS
 from jax_flash.spec.kernel_args import PointerArgument, TensorMapArgument, kernel_arguments
 from jax_flash.spec.launch_plan import (
+    Dealing,
     GridFactor,
     LaunchPlan,
     backward_bias_operation,
@@ -87,6 +88,18 @@ def test_a_kernel_has_a_block_for_each_tile_it_owns(variant):
     else:
         expected = -(-1000 // backward_tile_of(variant).tile_q) * 8 * 3
     assert blocks == expected
+
+
+@pytest.mark.parametrize("variant", variants_to_build(), ids=lambda variant: variant.name)
+def test_tiles_that_wait_for_others_are_not_dealt_out(variant):
+    """A block might wait for one that cannot start before it ends."""
+    plan = launch_plan(variant)
+    assert (plan.dealing is Dealing.ONE_EACH) == (plan.resident_up_to == 0)
+    if variant.deterministic:
+        assert plan.dealing is not Dealing.DEALT
+    if plan.dealing is Dealing.HANDED_OUT:
+        # Its counter is set to zero by the row statistics, and by nothing else.
+        assert variant.role is KernelRole.BACKWARD
 
 
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda o: o.kernels[-1].name)
