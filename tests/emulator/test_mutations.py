@@ -12,7 +12,6 @@ import shutil
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
@@ -212,7 +211,8 @@ def unreported(name: str, source: Path, directory: Path, every: int) -> Iterator
     """Yields, of each ``every``-th mutant of a kernel, those that no problem and schedule shows."""
     cases = [
         case_of(problem, ROLES[name], source, multiprocessors)
-        for problem, multiprocessors in product(PROBLEMS[name], MULTIPROCESSORS.get(name, (1,)))
+        for problem in PROBLEMS[name]
+        for multiprocessors in MULTIPROCESSORS.get(name, (1,))
     ]
     copied_kernels(cases[0].operation, source, directory)
     (kernel,) = {
