@@ -12,6 +12,7 @@ import shutil
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import repeat
 from pathlib import Path
 from typing import NamedTuple
 
@@ -90,8 +91,8 @@ PROBLEMS = {
     ),
 }
 """What the mutants of a kernel run; one of the problems has to show each."""
-MULTIPROCESSORS = {"backward": (1, 3)}
-"""On how many they run it, if not on one. With one, a block works through several tiles, where
+MULTIPROCESSORS = {"backward": (3, 1)}
+"""On how many they run each, if not on one. With one, a block works through several tiles, where
 kernels can; with more, blocks have to wait for each other's turns."""
 SCHEDULES = [
     Schedule(order="random", landing="lazy", seed=1),
@@ -218,8 +219,9 @@ def unreported(name: str, source: Path, directory: Path, every: int) -> Iterator
     """Yields, of each ``every``-th mutant of a kernel, those that no problem and schedule shows."""
     cases = [
         case_of(problem, ROLES[name], source, multiprocessors)
-        for problem in PROBLEMS[name]
-        for multiprocessors in MULTIPROCESSORS.get(name, (1,))
+        for problem, multiprocessors in zip(
+            PROBLEMS[name], MULTIPROCESSORS.get(name, repeat(1)), strict=False
+        )
     ]
     copied_kernels(cases[0].operation, source, directory)
     (kernel,) = {
