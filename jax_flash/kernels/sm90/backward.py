@@ -108,8 +108,8 @@ class BackwardContext(NamedTuple):
     dense: Dense | None
     """Likewise."""
     schedule: Schedule
-    tiles: TileCounter | None
-    """None where key tiles are dealt out."""
+    counter: TileCounter | None
+    """None where key tiles are not handed out."""
     heads_per_group: Int32
     view: TileView | None = None
     """Of the keys that the block owns now, as what follows; set by ``at``."""
@@ -187,7 +187,7 @@ class BackwardKernel:
         delta: cute.Pointer,
         dq_accumulator: cute.Pointer,
         dq_semaphores: cute.Pointer,
-        counter: cute.Pointer,
+        tile_counter: cute.Pointer,
         features: Features,
         scale_log2: Float32,
         scale: Float32,
@@ -210,7 +210,7 @@ class BackwardKernel:
             delta,
             dq_accumulator,
             dq_semaphores,
-            counter,
+            tile_counter,
             features,
             scale_log2,
             scale,
@@ -237,7 +237,7 @@ class BackwardKernel:
         delta: cute.Pointer,
         dq_accumulator_pointer: cute.Pointer,
         dq_semaphores: cute.Pointer,
-        counter: cute.Pointer,
+        tile_counter_pointer: cute.Pointer,
         features: Features,
         scale_log2: Float32,
         scale: Float32,
@@ -280,11 +280,11 @@ class BackwardKernel:
             pipelines.init_barriers(key_empty_barrier, 1, consumers * WARPGROUP_WARPS)
             pipelines.init_barriers(dq_full_barriers, warps_of_reduce, consumers * WARPGROUP_WARPS)
             pipelines.init_barriers(dq_empty_barrier, 1, 1)
-        dealing, tiles = launch_plan(self.variant).dealing, None
+        dealing, counter = launch_plan(self.variant).dealing, None
         if cutlass.const_expr(dealing is Dealing.HANDED_OUT):
-            tiles = tile_counter.allocate(memory, counter)
+            counter = tile_counter.allocate(memory, tile_counter_pointer)
             if warp == 0:
-                tile_counter.init_barriers(tiles, consumers * WARPGROUP_WARPS + warps_of_reduce)
+                tile_counter.init_barriers(counter, consumers * WARPGROUP_WARPS + warps_of_reduce)
 
         query_operand = TmaOperand(tma_query, query_shared)
         row_bytes = tile.tile_q * Float32.width // 8
@@ -337,7 +337,7 @@ class BackwardKernel:
                 heads_in_section=heads_in_section(self.variant, tile, key_tiles),
                 dealing=dealing,
             ),
-            tiles=tiles,
+            counter=counter,
             heads_per_group=divide(sizes.query_heads, sizes.key_heads),
         )
         pipelines.publish_barriers()

@@ -82,10 +82,10 @@ def compute(ctx: cutlass.Constexpr, consumer: Int32, thread: Int32):
     query_pipeline, d_output_pipeline = ctx.query_pipeline, ctx.d_output_pipeline
     state = ctx.consumer_state()  # of both pipelines, which run in step
     buffer = Int32(0)
-    schedule, at, tiles = ctx.schedule, ctx.at, ctx.tiles
+    schedule, at, counter = ctx.schedule, ctx.at, ctx.counter
 
     round_ = Int32(0)
-    place = read_rank(tiles, round_)
+    place = read_rank(counter, round_)
     while place < schedule.places:
         own = at(place)
         d_key = wgmma.accumulator(ctx.mma_gradients, ctx.key.columns)
@@ -205,7 +205,7 @@ def compute(ctx: cutlass.Constexpr, consumer: Int32, thread: Int32):
         d_key.store(d_key.load() * ctx.scale)
         store_gradients(own, (d_key, d_value), buffer, consumer, thread)
         round_ += 1
-        place = read_rank(tiles, round_)
+        place = read_rank(counter, round_)
     # Shared memory must outlive the last stores' reads of it.
     cute.arch.cp_async_bulk_wait_group(0, read=True)
 

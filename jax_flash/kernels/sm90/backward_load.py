@@ -27,10 +27,10 @@ def load_rows(
 @cute.jit
 def load(ctx: cutlass.Constexpr):
     """Loads, in each round, the block's keys and values, then the query tiles that see them."""
-    schedule, at, tiles, empty = ctx.schedule, ctx.at, ctx.tiles, ctx.key_empty_barrier
+    schedule, at, counter, empty = ctx.schedule, ctx.at, ctx.counter, ctx.key_empty_barrier
     query_state, d_output_state = ctx.producer_state(), ctx.producer_state()
     round_ = Int32(0)
-    place = take_rank(tiles, round_)
+    place = take_rank(counter, round_)
     while place < schedule.places:
         own = at(place)
         # The first round finds the buffers empty: waiting for the phase before it returns at once.
@@ -38,7 +38,7 @@ def load(ctx: cutlass.Constexpr):
         load_keys(own)
         query_state, d_output_state = load_queries(own, query_state, d_output_state)
         round_ += 1
-        place = take_rank(tiles, round_)
+        place = take_rank(counter, round_)
 
 
 @cute.jit

@@ -58,10 +58,10 @@ def reduce(ctx: cutlass.Constexpr, warp: Int32):
     full, empty = ctx.dq_full_barriers + warp, ctx.dq_empty_barrier
     semaphores, head_tile = ctx.dq_semaphores, ctx.rows.head_tile
     accumulator, part, tile_shape = ctx.dq_accumulator, ctx.dq_shared, ctx.tile
-    schedule, at, tiles, warps = ctx.schedule, ctx.at, ctx.tiles, ctx.reduce_warps
+    schedule, at, counter, warps = ctx.schedule, ctx.at, ctx.counter, ctx.reduce_warps
     part_number = Int32(0)
     round_ = Int32(0)
-    place = read_rank(tiles, round_)
+    place = read_rank(counter, round_)
     while place < schedule.places:
         own = at(place)
         head, tile = first_visit(own)
@@ -88,4 +88,4 @@ def reduce(ctx: cutlass.Constexpr, warp: Int32):
             part_number += 1
             head, tile = next_visit(own, head, tile)
         round_ += 1
-        place = read_rank(tiles, round_)
+        place = read_rank(counter, round_)
